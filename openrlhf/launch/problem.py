@@ -1,0 +1,23 @@
+"""The one record of every check at launch: what is wrong with which flag, and what to do about it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`flag` as typed on the command line (with its dashes) or the name of a part of the machine, e.g. `Ray`."""
+
+    flag: str
+    what: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.flag}: {self.what}. Fix: {self.fix}."
+
+
+class LaunchError(Exception):
+    """Stops a run before any actor starts; carries every problem found."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
