@@ -21,3 +21,11 @@ class LaunchError(Exception):
     def __init__(self, *problems: Problem) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = problems
+
+
+def cause(error: BaseException) -> str:
+    """The innermost reason in one line or a few: Ray wraps an actor's exception in one of its own at every hop."""
+    inner = getattr(error, "cause", None) or error.__cause__
+    if isinstance(inner, BaseException):
+        return cause(inner)
+    return str(error.args[0]) if error.args else type(error).__name__

@@ -196,6 +196,12 @@ def _torch_adam(module: ModuleType) -> Iterator[None]:
     module.get_train_ds_config = get_train_ds_config
 
 
+def _no_shared_memory_op(module: ModuleType) -> Iterator[None]:
+    """Item 6. DeepSpeed compiles a shared-memory all-reduce with g++ on first use; gloo does the same work."""
+    yield
+    module.build_shm_op = lambda: None
+
+
 def _engine_arguments(module: ModuleType) -> Iterator[None]:
     """Items 7 and 9, engine side: float32, a small KV cache, and the worker inside the engine process."""
     yield
@@ -240,6 +246,7 @@ def _no_sgl_kernel(module: ModuleType) -> Iterator[None]:
 
 
 PATCHES: dict[str, import_hooks.Patch] = {
+    "deepspeed.comm.torch": _no_shared_memory_op,
     "openrlhf.models.ring_attn_utils": _flash_attn_stand_in,
     "openrlhf.trainer.ppo_utils.replay_buffer": _replay_buffer_device,
     "openrlhf.trainer.ray.vllm_worker_wrap": _receive_weights_on_cpu,

@@ -1,0 +1,38 @@
+# Two commands: `make quickstart` (a real RL run on a CPU) and `make test` (everything). No GPU is needed for either.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Everything in the locks is pinned, dependencies included, so nothing is left to resolve.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps
+
+.PHONY: quickstart test test-fast lint clean
+
+quickstart: $(VENV)/.run
+	$(BIN)/python -m examples.tiny.quickstart
+
+test: $(VENV)/.dev lint
+	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu"
+	$(BIN)/python -m pytest -q -m "(slow or ray) and not gpu"
+
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy pace trace_alloc
+
+$(VENV)/.run: requirements/cpu.txt setup.py pyproject.toml upstream.txt upstream.py
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "the CPU build of vLLM needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing pinned packages into $(VENV) (a few minutes the first time)"
+	$(PIP_INSTALL) -r requirements/cpu.txt
+	$(PIP_INSTALL) --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	$(PIP_INSTALL) -r requirements/dev.txt
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info runs .cache
