@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 UPSTREAM_VERSION = "0.11.2"
 __version__ = f"{UPSTREAM_VERSION}+pace.trace.1"
 
+
 def _find_upstream() -> Path:
     """The pinned upstream: beside this file, or in the installed fork when only our own files were shipped here, as
     `ray job submit` does with a working directory (it leaves out what git ignores). Raises ImportError."""

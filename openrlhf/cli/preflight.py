@@ -23,6 +23,8 @@ CELL = 64
 
 def main(argv: Sequence[str] | None = None) -> int:
     own, rest = _parser().parse_known_args(argv)
+    if own.wait and own.ray_address:
+        ray_probe.wait_for(own.ray_address, own.wait)
     probe = _probe(own.ray_address)
     findings = [*examine(_parse(rest), probe)]
     print(table(findings))
@@ -37,11 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m openrlhf.cli.preflight",
-        usage="%(prog)s [-h] [--ray-address ADDRESS] [any flags of train_ppo_ray]",
+        usage="%(prog)s [-h] [--ray-address ADDRESS [--wait SECONDS]] [any flags of train_ppo_ray]",
         description="Checks versions, devices, memory, disks, Ray and, with the flags of a run, the run's own inputs.",
         allow_abbrev=False,
     )
     parser.add_argument("--ray-address", help="cluster to look at (default: RAY_ADDRESS, or one that runs here)")
+    parser.add_argument("--wait", type=float, default=0.0, help="seconds that the cluster at --ray-address has to come up")
     return parser
 
 

@@ -66,7 +66,9 @@ def _start(plan: Plan, runtime_env: dict[str, Any]) -> str | None:
     if platforms.name() == "cuda":
         ray.init(address="local", runtime_env=runtime_env)
         return None
-    ray_constants.ENABLE_RAY_CLUSTER = False  # Ray's switch for "this machine only": it listens on the loopback address
+    ray_constants.ENABLE_RAY_CLUSTER = (
+        False  # Ray's switch for "this machine only": it listens on the loopback address
+    )
     # Socket paths are limited to 107 characters, so the folder can't lie in the run's own.
     temporary = tempfile.mkdtemp(prefix="orlhf-", dir=os.environ.get("RAY_TMPDIR", "/tmp"))
     ray.init(address="local", runtime_env=runtime_env, **_own_cluster(plan, temporary))
