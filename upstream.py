@@ -112,10 +112,12 @@ def fill(*, force: bool = False, tests: Path | None = None, target: Path = TARGE
         (package / "PIN").write_text(f"{version} {digest}\n")
         # A half-written folder must never look filled: copy beside the target, then rename.
         staged = target.with_name(f"_upstream.{os.getpid()}.tmp")
-        shutil.rmtree(staged, ignore_errors=True)
-        shutil.copytree(package, staged)
-        shutil.rmtree(target, ignore_errors=True)
-        staged.rename(target)
+        try:
+            shutil.copytree(package, staged)
+            shutil.rmtree(target, ignore_errors=True)
+            staged.rename(target)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
     return True
 
 

@@ -16,7 +16,9 @@ def add_trace_args(parser: argparse.ArgumentParser) -> None:
     """Adds one flag per field of TraceConfig to `parser`, in a group of its own."""
     group = parser.add_argument_group("TRACE", "allocation of the rollout budget over prompts and prefixes")
     for item in fields(TraceConfig):
-        group.add_argument(f"--trace.{item.name}", action="store_true", default=item.default, help=item.metadata["help"])
+        group.add_argument(
+            f"--trace.{item.name}", action="store_true", default=item.default, help=item.metadata["help"]
+        )
 
 
 def from_args(trace: SimpleNamespace) -> TraceConfig:
