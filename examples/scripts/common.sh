@@ -5,8 +5,8 @@ ROOT=$(cd "$SCRIPTS/../.." && pwd)
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 RUN_DIR=${RUN_DIR:-$ROOT/runs/$(basename "$0" .sh)-$(date +%Y%m%d-%H%M%S)}
 if [ -z "${MODEL:-}" ] || [ -z "${DATA:-}" ]; then
-    TINY=$(cd "$ROOT" && python -m examples.tiny.build --print-path)
+    TINY=$(cd "$ROOT" && python -c 'from examples.tiny.build import build; print(build().model.parent)')
     MODEL=${MODEL:-$TINY/model}
-    DATA=${DATA:-$TINY/data}
+    DATA=${DATA:-$TINY}
 fi
 mkdir -p "$RUN_DIR"

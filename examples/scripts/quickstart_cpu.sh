@@ -17,7 +17,7 @@ MODEL_ARGS=(
 )
 
 ROLLOUT_ARGS=(
-    --data.prompt_dataset "$DATA/arithmetic_train.jsonl"
+    --data.prompt_dataset "$DATA/train.jsonl"
     --data.input_key prompt
     --data.label_key label
     --data.apply_chat_template

@@ -11,7 +11,7 @@ MODEL_ARGS=(
 )
 
 DATA_ARGS=(
-    --data.dataset "$DATA/preference.jsonl"
+    --data.dataset "$DATA/pairs_train.jsonl"
     --data.chosen_key chosen
     --data.rejected_key rejected
     --data.apply_chat_template

@@ -12,8 +12,8 @@ MODEL_ARGS=(
 
 DATA_ARGS=(
     --data.dataset "$DATA/sft.jsonl"
-    --data.input_key prompt
-    --data.output_key response
+    --data.input_key messages
+    --data.multiturn
     --data.apply_chat_template
     --data.max_len 256
     --data.max_samples "${MAX_SAMPLES:-512}"

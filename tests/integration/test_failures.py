@@ -1,0 +1,61 @@
+"""Runs that can't go on: each ends by itself, with its cause last, and leaves no process (checked by `finish`)."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
+REWARDS = {
+    "raises": ("raise KeyError('no such column')", "reward_func raised KeyError"),
+    "nan": ("return {'rewards': torch.tensor([float('nan')] * len(queries))}", "not finite"),
+    "length": ("return {'rewards': torch.zeros(len(queries) + 2)}", "3 rewards for 1 queries"),
+}
+
+
+def last_word(output: str) -> str:
+    return output[output.rfind("train_ppo_ray stopped:") :]
+
+
+@pytest.mark.parametrize("fault", sorted(REWARDS))
+def test_bad_reward_function(start, tmp_path, fault):
+    body, message = REWARDS[fault]
+    path = tmp_path / "reward.py"
+    path.write_text(f"import torch\n\n\ndef reward_func(queries, prompts, labels, **kwargs):\n    {body}\n")
+    done = start("quickstart_cpu.sh", "--reward.remote_url", str(path)).finish()
+    assert done.code == 1
+    assert message in last_word(done.output), done.tail()
+    assert "--reward.remote_url" in last_word(done.output)
+
+
+def test_killed_engine_ends_the_run(start):
+    """Upstream's weight sync would wait for ever in its broadcast."""
+    run = start("quickstart_cpu.sh")
+    run.wait_for("Global step 1:")
+    engine = next(pid for pid in run.pids() if is_engine(pid))
+    os.kill(engine, signal.SIGKILL)
+    killed = time.monotonic()
+    done = run.finish(limit=60)
+    assert time.monotonic() - killed < 30
+    assert done.code == 1
+    assert "vLLM engine 0 died" in last_word(done.output), done.tail()
+
+
+def test_killed_driver_leaves_nothing(start):
+    run = start("quickstart_cpu.sh")
+    run.wait_for("Global step 1:")
+    run.process.kill()
+    assert run.finish(limit=30).code == -signal.SIGKILL
+
+
+def is_engine(pid: int) -> bool:
+    """The engine process is forked from its actor, so it carries the actor's title and has it as its parent."""
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return "RolloutRayActor" in title(pid) and "RolloutRayActor" in title(parent)
+
+
+def title(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")

@@ -1,0 +1,61 @@
+"""Every training script, on real Ray, DeepSpeed and vLLM."""
+
+import re
+import signal
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
+
+def updates(output: str) -> list[int]:
+    return [int(step) for step in re.findall(r"Global step (\d+): \{", output)]
+
+
+def test_async_run_saves_and_resumes(start, tmp_path):
+    """Partial rollout on two ZeRO-3 ranks; a second run goes on where the first one's checkpoint stands."""
+    checkpoints = ("--ckpt.path", str(tmp_path / "checkpoints"), "--ckpt.save_steps", "2")
+    first = start("quickstart_cpu.sh", "--data.max_samples", "64", *checkpoints).finish()
+    assert first.code == 0, first.tail()
+    assert updates(first.output) == [1, 2, 3, 4]
+    assert (first.folder / "model" / "config.json").exists()
+    assert (tmp_path / "checkpoints" / "_actor" / "latest").read_text() == "global_step4"
+
+    again = ("--data.max_samples", "64", "--train.num_episodes", "2", "--ckpt.load_enable")
+    second = start("quickstart_cpu.sh", *again, *checkpoints).finish()
+    assert second.code == 0, second.tail()
+    assert updates(second.output)[0] == 5, second.tail()
+
+
+def test_sync_run_as_a_ray_job(start):
+    """`ray_job_submit.sh` starts a head, submits, follows the log and stops the head."""
+    script = "examples/scripts/train_ppo_ray_sync.sh"
+    run = start("ray_job_submit.sh", "bash", script, MAX_SAMPLES="32", RAY_ADDRESS="").finish()
+    assert run.code == 0, run.tail()
+    assert updates(run.output) == [1, 2]
+
+
+def test_job_exit_code_is_the_commands_own(start):
+    run = start("ray_job_submit.sh", "bash", "-c", "exit 7", RAY_ADDRESS="").finish()
+    assert run.code == 7, run.tail()
+
+
+def test_multi_turn_agent_run(start):
+    run = start("train_ppo_ray_agent_async.sh", MAX_SAMPLES="32").finish()
+    assert run.code == 0, run.tail()
+    assert updates(run.output) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["sft", "rm", "dpo"])
+def test_upstreams_other_trainers(start, kind):
+    run = start(f"train_{kind}.sh", MAX_SAMPLES="128").finish()
+    assert run.code == 0, run.tail()
+    assert (run.folder / "model" / "config.json").exists(), run.tail()
+
+
+def test_ctrl_c_leaves_nothing(start):
+    run = start("quickstart_cpu.sh")
+    run.wait_for("Global step 1:")
+    run.process.send_signal(signal.SIGINT)
+    done = run.finish(limit=30)
+    assert done.code == 130, done.tail()
