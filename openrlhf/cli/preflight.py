@@ -44,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--ray-address", help="cluster to look at (default: RAY_ADDRESS, or one that runs here)")
-    parser.add_argument("--wait", type=float, default=0.0, help="seconds that the cluster at --ray-address has to come up")
+    parser.add_argument(
+        "--wait", type=float, default=0.0, help="seconds that the cluster at --ray-address has to come up"
+    )
     return parser
 
 

@@ -17,8 +17,14 @@ from openrlhf.launch.problem import LaunchError, cause
 
 
 def train(args: Any) -> None:
-    """Upstream's `train`, for callers that build `args` themselves."""
-    runpy.run_path(flags.UPSTREAM_CLI)["train"](args)
+    """Upstream's `train`, for callers that build `args` themselves.
+
+    A name of upstream's file that they have set on this module replaces it there, as it would on upstream's own.
+    """
+    upstream = runpy.run_path(flags.UPSTREAM_CLI)["train"]
+    names = upstream.__globals__
+    names.update({name: value for name, value in globals().items() if name in names and not name.startswith("__")})
+    upstream(args)
 
 
 def main() -> int:

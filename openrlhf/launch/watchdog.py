@@ -1,7 +1,8 @@
 """Ends a run whose engine has died. Upstream's weight sync waits in a collective for an engine that will never come.
 
-Invariant: at most two PERIODs after a watched actor's death is known to Ray, the driver's main thread is interrupted and
-`failure()` holds the cause. An engine that is busy or still starting is never taken for dead: only an exception counts.
+Invariant: at most two PERIODs after a watched actor's death is known to Ray, the driver's main thread is interrupted
+and `failure()` holds the cause. An engine that is busy or still starting is never taken for dead: only an exception
+counts.
 """
 
 import logging

@@ -48,8 +48,14 @@ class PatchFinder(importlib.abc.MetaPathFinder):
 
 
 def install(patches: Mapping[str, Patch]) -> None:
-    """Registers the patches, once per process. Raises RuntimeError when a module is already loaded: too late."""
-    late = sorted(set(patches) & set(sys.modules))
-    if late:
+    """Registers the patches, once per process. A module that is already loaded is patched at once.
+
+    Raises RuntimeError for a loaded module of vLLM, whose own modules import each other's names: that is too late.
+    """
+    loaded = sorted(set(patches) & set(sys.modules))
+    if late := [name for name in loaded if name.startswith("vllm.")]:
         raise RuntimeError(f"import openrlhf before {', '.join(late)}: the CPU platform must patch them first")
+    for name in loaded:
+        with contextmanager(patches[name])(sys.modules[name]):
+            pass
     sys.meta_path.insert(0, PatchFinder(patches))

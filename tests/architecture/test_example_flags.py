@@ -33,7 +33,7 @@ def known_flags(module: str) -> frozenset[str]:
 
 
 def test_the_reading_finds_flags_and_calls():
-    text = 'A_ARGS=(\n    --data.max_len 8 # --not.me\n    --x "--nor me"\n)\nexec python -m openrlhf.cli.train_sft "$@"\n'
+    text = 'A_ARGS=(\n    --data.max_len 8 # --not.me\n    --x "--nor me"\n)\npython -m openrlhf.cli.train_sft "$@"\n'
     assert flags_of_call(text) == {"--data.max_len", "--x"}
     assert CALL.findall(text) == ["openrlhf.cli.train_sft"]
     assert len(SCRIPTS) >= 7

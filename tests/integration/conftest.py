@@ -57,7 +57,9 @@ class Run:
 
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
         self.mark, self.folder, self._log = uuid.uuid4().hex, folder, folder / "output.log"
-        base = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OPENRLHF_PLATFORM"))}
+        base = {
+            name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OPENRLHF_PLATFORM"))
+        }
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         self._started = time.monotonic()
         with self._log.open("w") as log:
@@ -119,7 +121,11 @@ def start(tmp_path: Path, material: build.TinyMaterial) -> Iterator[Callable[...
     def begin(script: str, *flags: str, **environment: str) -> Run:
         folder = tmp_path / f"run{len(runs)}"
         folder.mkdir()
-        environment = {"MODEL": str(material.model), "DATA": str(material.model.parent), "RAY_ADDRESS": "local"} | environment
+        environment = {
+            "MODEL": str(material.model),
+            "DATA": str(material.model.parent),
+            "RAY_ADDRESS": "local",
+        } | environment
         runs.append(Run(["bash", str(SCRIPTS / script), *flags], folder, environment))
         return runs[-1]
 
