@@ -25,8 +25,12 @@ lint: $(VENV)/.dev
 $(VENV)/.run: requirements/cpu.txt setup.py pyproject.toml upstream.txt upstream.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "the CPU build of vLLM needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	@echo "installing pinned packages into $(VENV) (a few minutes the first time)"
-	$(PIP_INSTALL) -r requirements/cpu.txt
+	@echo "installing pinned packages into $(VENV) (some minutes the first time)"
+	$(PIP_INSTALL) $$(grep -E '^(setuptools|wheel|packaging|ninja|numpy)==' requirements/cpu.txt)
+	$(PIP_INSTALL) --no-compile --no-build-isolation -r requirements/cpu.txt
+	@$(BIN)/python -c 'import torch' || { echo "torch can't be imported: without a GPU it must be a CPU build. Point" \
+	    "PIP_EXTRA_INDEX_URL to PyTorch's CPU index, remove $(VENV) and try again."; exit 1; }
+	-$(BIN)/python -W ignore -m compileall -q -j 0 $(VENV)/lib >/dev/null
 	$(PIP_INSTALL) --no-build-isolation -e .
 	touch $@
 

@@ -11,7 +11,7 @@ deep copy of it is a complete, independent snapshot of the episode. Nothing here
 
 import json
 import re
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -62,7 +62,7 @@ def won(state: State) -> bool:
     return state.value == state.target
 
 
-@lru_cache(maxsize=None)
+@cache
 def winnable(state: State) -> bool:
     """Whether some sequence of the remaining calls still reaches the target. Exact: tries all of them."""
     if won(state):

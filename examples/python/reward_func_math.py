@@ -1,12 +1,13 @@
 """Reward for problems with a checkable answer, for `--reward.remote_url examples/python/reward_func_math.py`.
 
-1 where the response's answer is mathematically equal to the label (`0.5`, `1/2` and `\\frac{1}{2}` are one answer), else
-0. Only the response counts, never the prompt, which may hold an answer of its own.
+1 where the response's answer is mathematically equal to the label (`0.5`, `1/2` and `\\frac{1}{2}` are one answer),
+else 0. Only the response counts, never the prompt, which may hold an answer of its own.
 
 Invariant: `reward_func` returns one number for every query and never raises, whatever the text. Two plain integers are
-compared here; everything else goes to math-verify in a child process. Upstream calls this function in a thread, where
-math-verify's own time limits can't work (they need signals, so the main thread), and without a limit one hostile answer
-such as `9^{9^{9^{9}}}` would stop a run for ever. A child that exceeds the limit is killed and the answer counts as wrong.
+compared here; everything else goes to math-verify in a child process. Upstream calls this function in a thread,
+where math-verify's own time limits can't work (they need signals, so the main thread), and without a limit one
+hostile answer such as `9^{9^{9^{9}}}` would stop a run for ever. A child that exceeds the limit is killed and the
+answer counts as wrong.
 """
 
 import atexit

@@ -24,7 +24,7 @@ ROLLOUT_ARGS=(
     --data.max_len 128
     --data.max_samples 640
     --rollout.batch_size 16
-    --rollout.n_samples_per_prompt 8
+    --rollout.n_samples_per_prompt 16
     --rollout.micro_batch_size 32
     --rollout.max_new_tokens 32
     --reward.remote_url "$ROOT/examples/python/reward_func_math.py"
@@ -34,7 +34,7 @@ TRAIN_ARGS=(
     --train.async_enable
     --train.partial_rollout_enable
     --train.async_queue_size 1
-    --train.batch_size 128
+    --train.batch_size 256
     --train.micro_batch_size 32
     --algo.advantage.estimator group_norm
     --algo.kl.init_coef 0

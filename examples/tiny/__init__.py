@@ -1,1 +1,1 @@
-"""Real models and data that are small enough to build and train on two CPU cores. See `python -m examples.tiny.build`."""
+"""Real models and data, small enough to build and train on two CPU cores. See `python -m examples.tiny.build`."""

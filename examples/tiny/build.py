@@ -33,7 +33,7 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class TinyMaterial:
-    """What a build gives: the folder of the policy, the data files of examples/tiny/tasks.py, and what was measured."""
+    """What a build gives: the policy's folder, the data files of examples/tiny/tasks.py, and what was measured."""
 
     model: Path
     train: Path
@@ -110,14 +110,16 @@ def check_rates(recipe: Recipe, rates: dict[str, float]) -> None:
         if not low <= rates[name] <= high:
             raise BuildError(
                 f"the warm-started model's {name} is {rates[name]:.1%}, wanted {low:.0%} to {high:.0%}: "
-                f"change sft_sums, sft_games, slip or random_call in examples/tiny/recipe.py, or the seed ({recipe.seed})"
+                f"change sft_sums, sft_games, slip or random_call in examples/tiny/recipe.py, or seed {recipe.seed}"
             )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Builds a tiny warm-started model with its data.")
     parser.add_argument("--out", type=Path, help="also copy the result to this folder")
-    parser.add_argument("--cache", type=Path, help="where builds are kept (default: $OPENRLHF_TINY_CACHE, .cache/tiny)")
+    parser.add_argument(
+        "--cache", type=Path, help="where builds are kept (default: $OPENRLHF_TINY_CACHE, .cache/tiny)"
+    )
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     args = parser.parse_args(argv)
     begin = time.monotonic()

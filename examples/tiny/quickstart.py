@@ -101,7 +101,9 @@ def train(material: build.TinyMaterial, run: Path, updates: int, extra: Sequence
         code = process.wait()
     if code != 0:
         tail = (run / "train.log").read_text().splitlines()[-15:]
-        print(*tail, f"\nthe run failed with exit code {code}; its log: {run / 'train.log'}", sep="\n", file=sys.stderr)
+        print(
+            *tail, f"\nthe run failed with exit code {code}; its log: {run / 'train.log'}", sep="\n", file=sys.stderr
+        )
         raise SystemExit(code)
     return history
 

@@ -14,7 +14,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 # A change in one of these files can change the material without a change in the recipe.
 SOURCES = (
     "examples/python/agent_func_calculator.py",
+    "examples/python/reward_func_math.py",
     "examples/tiny/build.py",
+    "examples/tiny/measure.py",
     "examples/tiny/model.py",
     "examples/tiny/recipe.py",
     "examples/tiny/sft.py",

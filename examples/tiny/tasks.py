@@ -4,10 +4,9 @@ Invariant: the same recipe gives the same bytes, and no problem of an evaluation
 
 | file | rows | upstream flags |
 |---|---|---|
-| `train.jsonl`, `eval.jsonl` | sums: `prompt` (messages), `label`, `datasource` | `--data.input_key prompt --data.label_key label` |
-| `calculator_train.jsonl`, `calculator_eval.jsonl` | the calculator game, same fields | the same |
+| `{,calculator_}{train,eval}.jsonl` | `prompt` (messages), `label`, `datasource` | `--data.input_key prompt` |
 | `sft.jsonl` | both tasks: `messages` | `--data.input_key messages --data.multiturn` |
-| `pairs_train.jsonl`, `pairs_eval.jsonl` | sums: `chosen`, `rejected` (messages) | `--data.chosen_key chosen --data.rejected_key rejected` |
+| `pairs_{train,eval}.jsonl` | sums: `chosen`, `rejected` (messages) | `--data.chosen_key chosen`, `rejected_key` |
 
 All of them with `--data.apply_chat_template`.
 """

@@ -16,7 +16,7 @@ from pace.config import from_args as read_pace
 def check(args: SimpleNamespace) -> list[Problem]:
     """All problems of the flags. Batch arithmetic is looked at once the numbers themselves are in range."""
     out_of_range = [*ranges.check(args)]
-    problems = [*out_of_range, *conflicts.check(args), *_schedulers(args), *_pace(args)]
+    problems = [*out_of_range, *conflicts.check(args), *_schedulers(args), *_pace(args), *_not_yet(args)]
     if platforms.name() == "cpu":
         problems += on_cpu.check(args)
     if not out_of_range:
@@ -55,3 +55,10 @@ def _pace(args: SimpleNamespace) -> Iterator[Problem]:
         flag, _, rest = f"{error}".partition(" ")
         what, _, fix = rest.rpartition(": ")
         yield Problem(flag, what or rest, fix if what else "see --help for its range")
+
+
+def _not_yet(args: SimpleNamespace) -> Iterator[Problem]:
+    for name in ("pace", "trace"):
+        if getattr(getattr(args, name, None), "enable", False):
+            what = "isn't part of the pipeline yet, so the run would train without it"
+            yield Problem(f"--{name}.enable", what, f"drop it, and every other --{name}.* flag with it")

@@ -1,7 +1,8 @@
 """A reward that can't be trained on ends the run with its cause.
 
 Upstream's executor logs whatever the user's reward function raises and goes on without a reward; the run then dies
-much later, far from the reason, or trains on NaN. Here the error is kept where it happens and raised with the response.
+much later, far from the reason, or trains on NaN. Here the error is kept where it happens, and raised with the
+response.
 """
 
 import math
