@@ -1,9 +1,9 @@
 """A calculator game over several turns, played through upstream's `--train.agent_func_path` interface.
 
 The task: bring a number from `start` to `target` with a limited number of calculator calls. A turn is one call such as
-`<call>*2</call>`; the calculator answers with the new number. Halving drops the remainder and no other call makes a
-number smaller, so some turns can't be taken back: a prefix of an episode is either still winnable or already lost, and
-`winnable` says which. The reward is 1 on the turn that reaches the target, else 0.
+`<call>+4</call>`; the calculator answers with the distance that is left. No call makes a number smaller, so a turn
+can't be taken back: a prefix of an episode is either still winnable or already lost, and `winnable` says which. The
+reward is 1 on the turn that reaches the target, else 0.
 
 Invariant: the transition is the pure function `play`; an `AgentInstance` holds integers and nothing else, so a
 deep copy of it is a complete, independent snapshot of the episode. Nothing here is random.
@@ -20,7 +20,7 @@ from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
 OPERATIONS = ("+1", "+4", "+9")
 LIMIT = 99  # the display has two digits: a larger result is refused, and the call is spent
-_CALL = re.compile(r"<call>\s*([+*/]\d)\s*</call>")
+_CALL = re.compile(r"<call>\s*(\+\d)\s*</call>")
 TURN_END = "<|im_end|>"
 
 
@@ -46,10 +46,7 @@ def parse_call(text: str) -> str | None:
 
 def compute(value: int, operation: str) -> int:
     """What the calculator shows after `operation`."""
-    symbol, number = operation[0], int(operation[1])
-    if symbol == "+":
-        return value + number
-    return value * number if symbol == "*" else value // number
+    return value + int(operation)
 
 
 def play(state: State, operation: str | None) -> State:

@@ -11,6 +11,7 @@ answer counts as wrong.
 """
 
 import atexit
+import contextlib
 import json
 import logging
 import re
@@ -32,6 +33,7 @@ START_LIMIT_S = 60.0  # the child imports sympy first
 MEMORY_LIMIT_BYTES = 4 << 30
 _SPECIAL = re.compile(r"<\|[^|>]*\|>")
 _BOXED_INTEGER = re.compile(r"\\boxed\{\s*([+-]?\d{1,15})\s*\}")
+_BOX = "\\boxed"
 _INTEGER = re.compile(r"[+-]?\d{1,15}")
 
 
@@ -50,11 +52,12 @@ def is_correct(response: str, label: str) -> bool:
     response, label = response[-MAX_ANSWER_CHARS:], label.strip()
     if not response or not label:
         return False
-    boxed = _BOXED_INTEGER.findall(response)
-    answer = boxed[-1] if boxed else response
-    if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(label):
-        return int(answer) == int(label)
-    return _CHECKER.check(label, response)
+    answer = response[max(response.rfind(_BOX), 0) :]  # the last box counts, an earlier one was taken back
+    boxed = _BOXED_INTEGER.match(answer)
+    number = boxed[1] if boxed else answer
+    if _INTEGER.fullmatch(number) and _INTEGER.fullmatch(label):
+        return int(number) == int(label)
+    return _CHECKER.check(label, answer)
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str], **kwargs: Any) -> dict[str, Any]:
@@ -85,18 +88,21 @@ class Checker:
                 child.stdin.write(json.dumps([label, response]) + "\n")
                 child.stdin.flush()
                 return self._read(child, self.time_limit_s) == "true"
-            except (OSError, TimeoutError) as error:
+            except BaseException as error:
+                self.close()  # the verdict may still come, and would be taken for the next answer's
+                if not isinstance(error, OSError):  # a TimeoutError is one, too
+                    raise
                 logger.warning("math-verify gave no verdict (%s), counted as wrong", error)
-                self.close()
                 return False
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
-            self._child.stdin.close()
-            self._child.stdout.close()
-            self._child = None
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.wait()
+            child.stdout.close()
+            with contextlib.suppress(OSError):  # what was written to a dead child can't be flushed
+                child.stdin.close()
 
     def _running(self) -> "subprocess.Popen[str]":
         if self._child is None:

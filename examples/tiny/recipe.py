@@ -13,6 +13,7 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parents[2]
 # A change in one of these files can change the material without a change in the recipe.
 SOURCES = (
+    "upstream.txt",
     "examples/python/agent_func_calculator.py",
     "examples/python/reward_func_math.py",
     "examples/tiny/build.py",

@@ -1,6 +1,6 @@
 """The tiny tasks as upstream's data files: prompts with labels, demonstrations, and preference pairs.
 
-Invariant: the same recipe gives the same bytes, and no problem of an evaluation file occurs in any other file.
+Invariant: the same recipe gives the same bytes, and no problem of an evaluation file occurs in a training file.
 
 | file | rows | upstream flags |
 |---|---|---|
