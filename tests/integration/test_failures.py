@@ -9,31 +9,26 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-REWARDS = {
-    "raises": ("raise KeyError('no such column')", "reward_func raised KeyError"),
-    "nan": ("return {'rewards': torch.tensor([float('nan')] * len(queries))}", "not finite"),
-    "length": ("return {'rewards': torch.zeros(len(queries) + 2)}", "3 rewards for 1 queries"),
-}
+ONE_RANK = ("--actor.num_gpus_per_node", "1")
 
 
 def last_word(output: str) -> str:
     return output[output.rfind("train_ppo_ray stopped:") :]
 
 
-@pytest.mark.parametrize("fault", sorted(REWARDS))
-def test_bad_reward_function(start, tmp_path, fault):
-    body, message = REWARDS[fault]
+def test_a_reward_function_that_raises(start, tmp_path):
+    """Upstream logs the error and goes on without a reward. Other faults: tests/trainer/test_reward_check.py."""
     path = tmp_path / "reward.py"
-    path.write_text(f"import torch\n\n\ndef reward_func(queries, prompts, labels, **kwargs):\n    {body}\n")
-    done = start("quickstart_cpu.sh", "--reward.remote_url", str(path)).finish()
+    path.write_text("def reward_func(queries, prompts, labels, **kwargs):\n    raise KeyError('no such column')\n")
+    done = start("quickstart_cpu.sh", "--reward.remote_url", str(path), *ONE_RANK).finish()
     assert done.code == 1
-    assert message in last_word(done.output), done.tail()
-    assert "--reward.remote_url" in last_word(done.output)
+    assert "reward_func raised KeyError: 'no such column'" in last_word(done.output), done.tail()
+    assert f"--reward.remote_url {path}" in last_word(done.output)
 
 
 def test_killed_engine_ends_the_run(start):
     """Upstream's weight sync would wait for ever in its broadcast."""
-    run = start("quickstart_cpu.sh")
+    run = start("quickstart_cpu.sh", *ONE_RANK)
     run.wait_for("Global step 1:")
     engine = next(pid for pid in run.pids() if is_engine(pid))
     os.kill(engine, signal.SIGKILL)
@@ -45,7 +40,7 @@ def test_killed_engine_ends_the_run(start):
 
 
 def test_killed_driver_leaves_nothing(start):
-    run = start("quickstart_cpu.sh")
+    run = start("quickstart_cpu.sh", *ONE_RANK)
     run.wait_for("Global step 1:")
     run.process.kill()
     assert run.finish(limit=30).code == -signal.SIGKILL
