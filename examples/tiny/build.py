@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -122,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every `finally` runs
     begin = time.monotonic()
 
     def report(text: str) -> None:

@@ -44,7 +44,7 @@ def marked(mark: str) -> list[str]:
     return found
 
 
-def none_left(mark: str, patience: float = 10.0) -> list[str]:
+def none_left(mark: str, patience: float) -> list[str]:
     """What is still there after `patience` seconds: Ray's processes may take some to end after their driver."""
     deadline = time.monotonic() + patience
     while (left := marked(mark)) and time.monotonic() < deadline:
@@ -84,15 +84,15 @@ class Run:
             assert time.monotonic() < deadline, f"no {text!r} within {limit} s:\n{self.output()[-3000:]}"
             time.sleep(0.2)
 
-    def finish(self, limit: float = 300.0) -> Finished:
-        """Waits for the end; fails after `limit` seconds or when a process of the run outlives it."""
+    def finish(self, limit: float = 300.0, patience: float = 20.0) -> Finished:
+        """Waits for the end; fails after `limit` seconds or when a process outlives the run by `patience` seconds."""
         try:
             code = self.process.wait(limit)
         except subprocess.TimeoutExpired:
             self.kill()
             pytest.fail(f"still running after {limit} s:\n{self.output()[-3000:]}")
         done = Finished(code, self.output(), time.monotonic() - self._started, self.folder)
-        assert none_left(self.mark) == [], done.tail()
+        assert none_left(self.mark, patience) == [], done.tail()
         return done
 
     def pids(self) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 
 ONE_RANK = ("--actor.num_gpus_per_node", "1")
 
@@ -36,14 +36,16 @@ def test_killed_engine_ends_the_run(start):
     done = run.finish(limit=60)
     assert time.monotonic() - killed < 30
     assert done.code == 1
-    assert "vLLM engine 0 died" in last_word(done.output), done.tail()
+    # Whoever notices first: the watchdog, or a rollout that was in flight.
+    assert "EngineCore" in last_word(done.output), done.tail()
 
 
 def test_killed_driver_leaves_nothing(start):
     run = start("quickstart_cpu.sh", *ONE_RANK)
     run.wait_for("Global step 1:")
     run.process.kill()
-    assert run.finish(limit=30).code == -signal.SIGKILL
+    # Nobody is left to tell the cluster: its own reaper and the engines' actors have to notice.
+    assert run.finish(limit=30, patience=90).code == -signal.SIGKILL
 
 
 def is_engine(pid: int) -> bool:
