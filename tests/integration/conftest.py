@@ -17,6 +17,7 @@ from examples.tiny import build
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "examples" / "scripts"
 MARK = "OPENRLHF_TEST_RUN"
+PATIENCE = 20.0  # Ray's processes end some seconds after their driver
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,15 @@ class Run:
             assert time.monotonic() < deadline, f"no {text!r} within {limit} s:\n{self.output()[-3000:]}"
             time.sleep(0.2)
 
-    def finish(self, limit: float = 300.0, patience: float = 20.0) -> Finished:
-        """Waits for the end; fails after `limit` seconds or when a process outlives the run by `patience` seconds."""
+    def finish(self, limit: float = 300.0) -> Finished:
+        """Waits for the end; fails after `limit` seconds or when a process outlives the run by PATIENCE seconds."""
         try:
             code = self.process.wait(limit)
         except subprocess.TimeoutExpired:
             self.kill()
             pytest.fail(f"still running after {limit} s:\n{self.output()[-3000:]}")
         done = Finished(code, self.output(), time.monotonic() - self._started, self.folder)
-        assert none_left(self.mark, patience) == [], done.tail()
+        assert none_left(self.mark, PATIENCE) == [], done.tail()
         return done
 
     def pids(self) -> list[int]:

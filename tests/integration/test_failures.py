@@ -40,14 +40,6 @@ def test_killed_engine_ends_the_run(start):
     assert "EngineCore" in last_word(done.output), done.tail()
 
 
-def test_killed_driver_leaves_nothing(start):
-    run = start("quickstart_cpu.sh", *ONE_RANK)
-    run.wait_for("Global step 1:")
-    run.process.kill()
-    # Nobody is left to tell the cluster: its own reaper and the engines' actors have to notice.
-    assert run.finish(limit=30, patience=90).code == -signal.SIGKILL
-
-
 def is_engine(pid: int) -> bool:
     """The engine process is forked from its actor, so it carries the actor's title and has it as its parent."""
     parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
