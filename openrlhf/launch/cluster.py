@@ -18,7 +18,8 @@ from ray._private import ray_constants
 
 import openrlhf
 from openrlhf import platforms
-from openrlhf.launch import watchdog
+from openrlhf.launch import ray_probe, watchdog
+from openrlhf.launch.problem import LaunchError, Problem
 from openrlhf.launch.resources import Plan
 
 # As upstream passes them to its workers, with the same defaults; a user's own value wins.
@@ -28,7 +29,7 @@ WORKER_DEFAULTS = {
     "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
 }
 # What else a worker must agree on with the driver. A list, since whole environments break Ray's agents.
-PASSED_ON = (platforms.VARIABLE, "OPENRLHF_CPU_KV_CACHE_MIB")
+PASSED_ON = (platforms.VARIABLE, platforms.CPU_KV_CACHE_VARIABLE)
 # Ray's object store of a CPU run: batches are small, and /dev/shm of a container often is as well.
 CPU_OBJECT_STORE_BYTES = 512 << 20
 
@@ -83,6 +84,8 @@ def _import_path() -> list[str]:
 
 
 def _joined(runtime_env: dict[str, Any]) -> bool:
+    if fault := ray_probe.foreign(os.environ.get("RAY_ADDRESS", "")):
+        raise LaunchError(Problem("RAY_ADDRESS", fault, "give a running cluster's HOST:PORT, `local`, or unset it"))
     try:
         ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), runtime_env=runtime_env)
     except ConnectionError:

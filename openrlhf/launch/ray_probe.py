@@ -24,6 +24,9 @@ from openrlhf.launch.model_files import first_line
 MODULE = "openrlhf.launch.ray_probe"
 SECONDS = 25.0
 KNOCK_SECONDS = 3.0
+# A client's preface with its empty SETTINGS frame, which an HTTP/2 server answers with its own.
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+HTTP2_SETTINGS = b"\x04"
 HTTP_SECONDS = 5.0
 # Dashboard and agent come up some seconds after `ray start` has returned.
 PATIENCE_SECONDS = 6.0
@@ -68,11 +71,32 @@ def start(address: str) -> Probe:
     host, port = _host_and_port(running_here() if address == "auto" else address)
     if port is None:
         return Probe(address, None, "no cluster runs here" if address == "auto" else "it isn't HOST:PORT")
+    fault = knock(host, port, speaks_http=address.startswith("http"))
+    return Probe(address, None, fault) if fault else Probe(address, child.start(MODULE, address))
+
+
+def foreign(address: str) -> str | None:
+    """Why HOST:PORT can't be a cluster, as far as one knock at the door tells; None otherwise.
+
+    Ray itself would go on asking for minutes when another program has the port.
+    """
+    host, port = _host_and_port(address)
+    return None if port is None else knock(host, port)
+
+
+def knock(host: str, port: int, *, speaks_http: bool = False) -> str | None:
+    """What is wrong with a port that should be a dashboard's or, else, a cluster's (gRPC, so it speaks HTTP/2)."""
     try:
-        socket.create_connection((host, port), timeout=KNOCK_SECONDS).close()
+        with socket.create_connection((host, port), timeout=KNOCK_SECONDS) as opened:
+            if speaks_http:
+                return None
+            opened.sendall(HTTP2_HELLO)
+            kind = opened.recv(9)[3:4]  # of the first frame: length (3 bytes), type, flags, stream
+    except TimeoutError:
+        kind = b""
     except OSError as error:
-        return Probe(address, None, f"{host}:{port} doesn't answer ({error})")
-    return Probe(address, child.start(MODULE, address))
+        return f"{host}:{port} doesn't answer ({error})"
+    return None if kind == HTTP2_SETTINGS else f"another program than Ray listens at {host}:{port}"
 
 
 def wait_for(address: str, seconds: float) -> None:

@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 
 VARIABLE = "OPENRLHF_PLATFORM"
+CPU_KV_CACHE_VARIABLE = "OPENRLHF_CPU_KV_CACHE_MIB"  # read by platforms.cpu, passed on to the workers
 
 
 def name() -> str:

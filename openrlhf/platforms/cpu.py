@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from openrlhf.platforms import import_hooks
+from openrlhf.platforms import CPU_KV_CACHE_VARIABLE, import_hooks
 
 # vLLM takes 0.9 of the machine's memory for its KV cache unless it is told a size.
-KV_CACHE_VARIABLE = "OPENRLHF_CPU_KV_CACHE_MIB"
 DEFAULT_KV_CACHE_MIB = 256
 # Blocks of 32 tokens: vLLM's CPU default of 128 is longer than most prompts here, so prefixes would never be shared.
 KV_BLOCK_TOKENS = 32
@@ -215,7 +214,7 @@ def _engine_arguments(module: ModuleType) -> Iterator[None]:
         if self.block_size is None:
             self.block_size = KV_BLOCK_TOKENS
         if self.kv_cache_memory_bytes is None:
-            self.kv_cache_memory_bytes = int(os.environ.get(KV_CACHE_VARIABLE, DEFAULT_KV_CACHE_MIB)) << 20
+            self.kv_cache_memory_bytes = int(os.environ.get(CPU_KV_CACHE_VARIABLE, DEFAULT_KV_CACHE_MIB)) << 20
         if self.distributed_executor_backend == "uni":
             # By its short name the CPU backend turns it into one more process that imports everything again.
             self.distributed_executor_backend = IN_PROCESS_EXECUTOR

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +15,9 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 
 from openrlhf.cli import preflight
-from openrlhf.launch import machine, ray_probe
+from openrlhf.launch import cluster, machine, ray_probe
 from openrlhf.launch.machine import Finding
-from openrlhf.launch.problem import Problem
+from openrlhf.launch.problem import LaunchError, Problem
 
 Run = Callable[..., SimpleNamespace]
 
@@ -77,6 +78,19 @@ def test_a_run_that_wouldnt(run: Run, capsys: pytest.CaptureFixture[str], monkey
 def test_a_cluster_out_of_reach(capsys: pytest.CaptureFixture[str]) -> None:
     assert preflight.main(["--ray-address", "127.0.0.1:1"]) == 1
     assert "can't be reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "http"])
+def test_the_ports_owner_is_another_program(monkeypatch: pytest.MonkeyPatch, says: bytes) -> None:
+    """Ray's own client would wait for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        threading.Thread(target=lambda: server.accept()[0].sendall(says) or time.sleep(5), daemon=True).start()
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        began = time.monotonic()
+        with pytest.raises(LaunchError, match=f"RAY_ADDRESS: another program than Ray listens at 127.0.0.1:{port}"):
+            cluster._joined({})
+    assert time.monotonic() - began < 10
 
 
 def test_a_cluster_too_small(run: Run) -> None:
