@@ -31,7 +31,7 @@ class Knob:
         """What is wrong with a value of the right type; None if nothing is."""
         if self.choices:
             return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
-        if isinstance(value, bool) or self.low <= value <= self.high:  # NaN is in no range
+        if isinstance(value, (bool, str)) or self.low <= value <= self.high:  # NaN is in no range
             return None
         if self.high == math.inf:
             return f"must be at least {self.low:g}"
@@ -127,11 +127,55 @@ class PaceConfig:
         32, "scores needed before the percentile is used; before that, rank by raw staleness", low=1, fix="use 32"
     )
     pfs_max_tokens: int = knob(
-        4096, "prefix tokens scored per trajectory: the last ones and an even sample before", low=1, fix="use 4096"
+        65536,
+        "tokens that one engine may rescore at a weight sync, prompts included; the oldest trajectories come first",
+        low=1,
+        fix="use 65536",
     )
     pfs_deadline_s: float = knob(
         5.0, "seconds after a weight sync at which missing scores are given up", low=0, high=3600, fix="use 5"
     )
+    # Weight sync
+    kv: str = knob(
+        "recompute",
+        "cached attention states of running requests at a weight sync: computed again under the new weights, or kept, "
+        "which is faster and makes log-probs that no trainer can reproduce",
+        choices=("recompute", "keep"),
+    )
+    sync_bucket_mib: int = knob(256, "megabytes of weights that travel at a time", low=1, high=65536, fix="use 256")
+    sync_timeout_s: float = knob(
+        120.0, "seconds an engine may take to load new weights", low=1, high=86400, fix="use 120"
+    )
+    # Failure
+    max_retries: int = knob(
+        2, "how often a trajectory whose environment or reward fails is generated again", low=0, fix="use 2"
+    )
+    on_failure: str = knob(
+        "drop", "what becomes of a prompt whose trajectories keep failing", choices=("drop", "requeue")
+    )
+    trajectory_timeout_s: float = knob(
+        3600.0, "seconds one trajectory may take, environment and reward included", low=0.1, high=1e7, fix="use 3600"
+    )
+    engine_timeout_s: float = knob(
+        30.0, "seconds without an answer after which an engine is restarted", low=1, high=3600, fix="use 30"
+    )
+    # Loss
+    loss: str = knob(
+        "upstream",
+        "policy loss: upstream's own (--actor.policy_loss_type), M2PO as its authors' code (m2po) or as its text "
+        "(m2po_mask), decoupled PPO with the behaviour policy apart from the proximal one (decoupled)",
+        choices=("upstream", "m2po", "m2po_mask", "decoupled"),
+    )
+    m2_budget: float = knob(0.04, "second moment of log-ratios that M2PO allows", low=1e-6, high=100, fix="use 0.04")
+    behaviour_cap: float = knob(
+        5.0, "largest weight of a token for its behaviour policy (decoupled)", low=1, high=1e6, fix="use 5"
+    )
+    ess_step_size: bool = knob(False, "scale the learning rate by the batch's effective sample size (VCPO)")
+    ess_base: float = knob(
+        1.0, "share of the batch from which the learning rate is used in full (VCPO)", low=0.01, high=1, fix="use 1"
+    )
+    # What is written
+    log_dir: str = knob("", "folder of the run's decision log pace.jsonl; empty: --ckpt.path")
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -73,21 +73,6 @@ def noise_floor(calibrations: Iterable[PrefixScore]) -> float:
     return max((score.value for score in calibrations if score.value is not None), default=0.0)
 
 
-def scored_positions(n_tokens: int, limit: int, *, tail: int = 2048) -> list[int]:
-    """Which of `n_tokens` prefix tokens to score when at most `limit` may be: the last ones and an even sample before.
-
-    The last `tail` tokens (never more than half of the limit) are all taken; the rest of the limit is spread with
-    equal strides over what lies before. Increasing positions from 0. Raises ValueError for a limit below 1.
-    """
-    if limit < 1:
-        raise ValueError(f"at least one token must be scored, got a limit of {limit}")
-    if n_tokens <= limit:
-        return list(range(n_tokens))
-    tail = min(tail, (limit + 1) // 2)
-    before, sample = n_tokens - tail, limit - tail
-    return [i * before // sample for i in range(sample)] + list(range(before, n_tokens))
-
-
 def sharpen(percentile: float, gamma: float) -> float:
     """w = u ** gamma, in [0, 1] (paper: "sharpened"; gamma in {1, 2, 4})."""
     return float(percentile**gamma)

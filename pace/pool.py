@@ -55,7 +55,8 @@ class TrajectoryPool:
     `batch_groups` is B, `start_version` the trainer's version when the pool is made, `clock` gives seconds
     (monotonic), `rng` drives the random ranking only. Public parts, to be used directly: `ledger` (start, progress and
     end of groups in flight), `window` (prefix scores measured at weight syncs), `budget` and `cap` (settings a replay
-    needs), `evicted_since` (evictions no draw has listed yet; at the end of a run they belong into the log, too).
+    needs), `evicted_since` (evictions no draw has listed yet; at the end of a run they belong into the log, too),
+    `pending` (draws not committed yet), `next_step` (the first step that has had no batch).
     Raises ValueError, naming the flag, for a capacity below one batch.
     """
 
@@ -103,10 +104,10 @@ class TrajectoryPool:
         self._entries: list[Entry] = []  # sorted by Entry.key
         self._arrivals = 0
         self._version = start_version
-        self._next_step = start_version
+        self.next_step = start_version
         self._open_step: OpenStep | None = None
         self.evicted_since: list[Decision] = []
-        self._pending: list[PoolDraw] = []
+        self.pending: list[PoolDraw] = []
         self._requeues: list[Requeue] = []
 
     def may_start(self, version: int) -> int:
@@ -121,7 +122,7 @@ class TrajectoryPool:
         in_flight = self.ledger.n_in_flight
         view = AdmissionView(
             version=self._version,
-            next_step=max(self._next_step, self._version),
+            next_step=max(self.next_step, self._version),
             batch_groups=self.batch_groups,
             in_pool=len(self._entries),
             in_flight=in_flight,
@@ -145,11 +146,11 @@ class TrajectoryPool:
         the last batch may be short, and None means there is nothing left.
         Raises ValueError for a step that has had its batch, or that lies before a group's ready version.
         """
-        for pending in self._pending:
+        for pending in self.pending:
             if pending.version == version:
                 return pending
-        if version < self._next_step:
-            raise ValueError(f"step {version} has had its batch; the next one is {self._next_step}")
+        if version < self.next_step:
+            raise ValueError(f"step {version} has had its batch; the next one is {self.next_step}")
         newest = self._entries[-1].group.ready_version if self._entries else 0
         if newest > version:
             raise ValueError(f"a group is ready at version {newest}, so step {version} is in the past")
@@ -160,17 +161,17 @@ class TrajectoryPool:
         if draw is None:
             self._open_step = replace(self._open_step, looked=True)
             return None
-        self._pending.append(draw)
-        self._next_step = version + 1
+        self.pending.append(draw)
+        self.next_step = version + 1
         self._open_step, self.evicted_since = None, []
         return draw
 
     def commit(self, version: int) -> None:
         """The batch of step `version` is trained: it is never returned again. Raises ValueError if none is pending."""
-        others = [draw for draw in self._pending if draw.version != version]
-        if len(others) == len(self._pending):
+        others = [draw for draw in self.pending if draw.version != version]
+        if len(others) == len(self.pending):
             raise ValueError(f"no batch of step {version} is pending")
-        self._pending = others
+        self.pending = others
 
     def evict(self, version: int) -> list[Decision]:
         """Evicts every group that the hard cap forbids at step `version`; the next draw lists them as well."""
@@ -191,7 +192,7 @@ class TrajectoryPool:
             capacity=self.capacity,
             target=self.budget.target,
             in_flight=self.ledger.n_in_flight,
-            pending_draws=len(self._pending),
+            pending_draws=len(self.pending),
             oldest_lag=max(0, self._version - self._entries[0].group.ready_version) if self._entries else 0,
             oldest_age_s=max((now - entry.arrived_at for entry in self._entries), default=0.0),
             accepting=len(self._entries) < self.capacity,
@@ -205,10 +206,10 @@ class TrajectoryPool:
             "entries": [pack_entry(entry, now) for entry in self._entries],
             "arrivals": self._arrivals,
             "version": self._version,
-            "next_step": self._next_step,
+            "next_step": self.next_step,
             "open_step": pack_step(self._open_step),
             "evicted_since": [pack(decision) for decision in self.evicted_since],
-            "pending": [pack_draw(draw) for draw in self._pending],
+            "pending": [pack_draw(draw) for draw in self.pending],
             "requeues": [pack(requeue) for requeue in self._requeues],
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }
@@ -234,10 +235,10 @@ class TrajectoryPool:
             raise StateError("the saved ledger and the saved pool do not hold the same groups")
         self._arrivals = int(state["arrivals"])
         self._version = int(state["version"])
-        self._next_step = int(state["next_step"])
+        self.next_step = int(state["next_step"])
         self._open_step = unpack_step(state["open_step"])
         self.evicted_since = list(unpack_decisions(state["evicted_since"]))
-        self._pending = [unpack_draw(draw) for draw in state["pending"]]
+        self.pending = [unpack_draw(draw) for draw in state["pending"]]
         self._requeues = [unpack(Requeue, requeue) for requeue in state["requeues"]]
 
     def metrics(self) -> dict[str, float]:

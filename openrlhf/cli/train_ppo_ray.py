@@ -21,6 +21,7 @@ def train(args: Any) -> None:
 
     A name of upstream's file that they have set on this module replaces it there, as it would on upstream's own.
     """
+    _choose_pipeline(args)
     upstream = runpy.run_path(flags.UPSTREAM_CLI)["train"]
     names = upstream.__globals__
     names.update({name: value for name, value in globals().items() if name in names and not name.startswith("__")})
@@ -59,6 +60,15 @@ def _prepare(parsed: argparse.Namespace, stack: ExitStack) -> None:
     problems = resources.check(plan, *cluster.resources())
     if problems:
         raise LaunchError(*problems)
+    _choose_pipeline(args)
+
+
+def _choose_pipeline(args: Any) -> None:
+    """Tells the engines' module which pipeline they are started for; callers without our flags get upstream's."""
+    from openrlhf.trainer.ray import vllm_engine
+    from pace.config import from_args
+
+    vllm_engine.use_pool(from_args(args) if hasattr(args, "pace") else None)
 
 
 def _stopped(why: str, *, code: int) -> int:

@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 from openrlhf import platforms
-from openrlhf.launch import batches, conflicts, on_cpu, ranges, reading
+from openrlhf.launch import batches, conflicts, on_cpu, pool, ranges, reading
 from openrlhf.launch.problem import Problem
-from pace.config import from_args as read_pace
 
 
 def check(args: SimpleNamespace) -> list[Problem]:
     """All problems of the flags. Batch arithmetic is looked at once the numbers themselves are in range."""
     out_of_range = [*ranges.check(args)]
-    problems = [*out_of_range, *conflicts.check(args), *_schedulers(args), *_pace(args), *_not_yet(args)]
+    problems = [*out_of_range, *conflicts.check(args), *_schedulers(args), *pool.check(args), *_not_yet(args)]
     if platforms.name() == "cpu":
         problems += on_cpu.check(args)
     if not out_of_range:
@@ -46,19 +45,7 @@ def _schedulers(args: SimpleNamespace) -> Iterator[Problem]:
             yield Problem(f"--{group.name}.lr_scheduler", f"{name} can't be used ({reason})", fix)
 
 
-def _pace(args: SimpleNamespace) -> Iterator[Problem]:
-    if not hasattr(args, "pace"):
-        return
-    try:
-        read_pace(args)
-    except ValueError as error:  # its text is `--pace.x <what>: <fix>`
-        flag, _, rest = f"{error}".partition(" ")
-        what, _, fix = rest.rpartition(": ")
-        yield Problem(flag, what or rest, fix if what else "see --help for its range")
-
-
 def _not_yet(args: SimpleNamespace) -> Iterator[Problem]:
-    for name in ("pace", "trace"):
-        if getattr(getattr(args, name, None), "enable", False):
-            what = "isn't part of the pipeline yet, so the run would train without it"
-            yield Problem(f"--{name}.enable", what, f"drop it, and every other --{name}.* flag with it")
+    if getattr(getattr(args, "trace", None), "enable", False):
+        what = "isn't part of the pipeline yet, so the run would train without it"
+        yield Problem("--trace.enable", what, "drop it, and every other --trace.* flag with it")

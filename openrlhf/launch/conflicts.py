@@ -223,12 +223,13 @@ def _training(args: SimpleNamespace) -> Iterator[Problem]:
         yield Problem(flag, "packs samples, which can't be done with images (--data.max_images_per_prompt)", "drop it")
     if args.ds.load_in_4bit and args.ds.param_dtype != "bf16":
         yield Problem("--ds.load_in_4bit", f"needs --ds.param_dtype bf16, not {args.ds.param_dtype}", "use bf16")
-    if args.ds.lora.rank > 0:
-        # The update sends PEFT's own names (`base_model.model...`): vLLM knows none of them and the run ends.
+    if args.ds.lora.rank > 0 and not reading.trains_from_pool(args):
+        # The update sends PEFT's own names (`base_model.model...`): vLLM knows none of them and the run ends. The pool
+        # pipeline's weight sync merges adapters.
         yield Problem(
             "--ds.lora.rank",
             "above 0 can't be used here: vLLM can't load an adapter's weights at the first weight sync",
-            "use 0, or train with LoRA in train_sft, train_dpo or train_rm",
+            "use 0, add --train.async_enable --pace.enable, or train with LoRA in train_sft, train_dpo or train_rm",
         )
     if args.ds.tensor_parallel_size > 1 and args.ds.param_dtype != "bf16":
         yield Problem(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from openrlhf.launch import checkpoints, model_files, prompt_data, reading, storage, user_code
+from openrlhf.launch import checkpoints, model_files, pool, prompt_data, reading, storage, user_code
 from openrlhf.launch.problem import Problem
 
 
@@ -47,8 +47,8 @@ def _files(args: SimpleNamespace) -> Iterator[Section]:
     names = ", ".join(source.names for source in prompt_data.sources(args))
     yield Section("datasets", names, tuple(prompt_data.check(args, tokenizer)))
     resumed = args.ckpt.path if args.ckpt.load_enable else "none"
-    yield Section("checkpoint", resumed, tuple(checkpoints.check(args)))
-    folders = [args.ckpt.output_dir, args.ckpt.path, args.logger.tensorboard_dir]
+    yield Section("checkpoint", resumed, tuple(checkpoints.check(args)) or tuple(pool.check_saved(args)))
+    folders = [args.ckpt.output_dir, args.ckpt.path, args.logger.tensorboard_dir, pool.log_dir(args)]
     yield Section("output folders", ", ".join(filter(None, folders)), tuple(storage.check(args)))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf.launch import batches, ranges, reading
+from openrlhf.launch import batches, pool, ranges, reading
 from openrlhf.launch.model_files import first_line, offline, vocabulary
 from openrlhf.launch.problem import Problem
 
@@ -60,6 +60,7 @@ def check(args: SimpleNamespace, tokenizer: Any) -> Iterator[Problem]:
         yield from keys
         if training and sound:
             yield from _steps(args, len(data))
+            yield from pool.check_rows(args, len(data))
         if not keys:
             yield from _rows(source, args, data, tokenizer if sound else None)
 
@@ -203,6 +204,8 @@ def _steps(args: SimpleNamespace, rows: int) -> Iterator[Problem]:
     per_step = reading.prompts_per_step(args)
     rest = rows % per_step
     steps = -(-rows // per_step) * args.train.num_episodes
+    if reading.trains_from_pool(args):  # batches go on over the end of an episode
+        steps = -(-rows * args.train.num_episodes // per_step)
     if args.critic.freezing_steps >= steps - 1 and args.critic.freezing_steps >= 0:
         yield Problem(
             "--critic.freezing_steps",

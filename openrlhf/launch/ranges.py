@@ -37,8 +37,8 @@ def _evaluation_is_due(args: SimpleNamespace) -> bool:
     return _evaluates(args) or not args.train.async_enable  # the synchronous trainer divides by it in any case
 
 
-def _async(args: SimpleNamespace) -> bool:
-    return args.train.async_enable
+def _queues(args: SimpleNamespace) -> bool:
+    return args.train.async_enable and not reading.trains_from_pool(args)
 
 
 def _dynamic(args: SimpleNamespace) -> bool:
@@ -96,7 +96,7 @@ RANGES = (
     Range("train.num_episodes", "[1, inf)", 1),
     Range("train.max_epochs", "[1, inf)", 1),
     Range("train.seed", "[0, 4294967295]", 42),
-    Range("train.async_queue_size", "[1, inf)", 1, _async),
+    Range("train.async_queue_size", "[1, inf)", 1, _queues),
     Range("train.ema_beta", "[0, 1]", 0.992, lambda args: args.train.enable_ema),
     Range("data.max_len", "[2, inf)", 2048),
     Range("data.max_samples", "[1, inf)", 100000),

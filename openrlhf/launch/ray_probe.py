@@ -92,7 +92,7 @@ def knock(host: str, port: int, *, speaks_http: bool = False) -> str | None:
                 return None
             opened.sendall(HTTP2_HELLO)
             kind = opened.recv(9)[3:4]  # of the first frame: length (3 bytes), type, flags, stream
-    except TimeoutError:
+    except (TimeoutError, ConnectionResetError):
         kind = b""
     except OSError as error:
         return f"{host}:{port} doesn't answer ({error})"

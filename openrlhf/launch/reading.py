@@ -88,7 +88,9 @@ def prompts_per_generation(args: SimpleNamespace) -> int:
 
 
 def prompts_per_step(args: SimpleNamespace) -> int:
-    """Prompts whose rollouts one training step gets. A smaller generation batch isn't topped up."""
+    """Prompts whose rollouts one training step gets. A smaller generation batch isn't topped up; the pool has none."""
+    if trains_from_pool(args):
+        return args.rollout.batch_size
     return min(args.rollout.batch_size, prompts_per_generation(args))
 
 

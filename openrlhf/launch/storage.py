@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-from openrlhf.launch import model_files
+from openrlhf.launch import model_files, pool
 from openrlhf.launch.problem import Problem
 
 # Logs and metrics, whatever the size of the model.
@@ -32,6 +32,7 @@ def check(args: SimpleNamespace) -> Iterator[Problem]:
         ("--ckpt.output_dir", args.ckpt.output_dir, model),
         ("--ckpt.path", args.ckpt.path, checkpoint),
         ("--logger.tensorboard_dir", args.logger.tensorboard_dir, 0),
+        ("--pace.log_dir", pool.log_dir(args), 0),
     ):
         if path is None:
             continue

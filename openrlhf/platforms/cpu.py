@@ -248,7 +248,7 @@ PATCHES: dict[str, import_hooks.Patch] = {
     "deepspeed.comm.torch": _no_shared_memory_op,
     "openrlhf.models.ring_attn_utils": _flash_attn_stand_in,
     "openrlhf.trainer.ppo_utils.replay_buffer": _replay_buffer_device,
-    "openrlhf.trainer.ray.vllm_worker_wrap": _receive_weights_on_cpu,
+    "openrlhf._upstream.trainer.ray.vllm_worker_wrap": _receive_weights_on_cpu,
     "openrlhf.utils.deepspeed.deepspeed": _strategy_on_cpu,
     "openrlhf.utils.deepspeed.deepspeed_utils": _torch_adam,
     "openrlhf.utils.distributed_util": _gloo_sync_group,

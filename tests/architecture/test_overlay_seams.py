@@ -25,8 +25,10 @@ SHADOWS = {
     "cli/__init__.py",
     "cli/train_ppo_ray.py",
     "trainer/__init__.py",
+    "trainer/ppo_trainer_async.py",
     "trainer/ray/__init__.py",
     "trainer/ray/vllm_engine.py",
+    "trainer/ray/vllm_worker_wrap.py",
 }
 # What upstream calls of torch.cuda. A new name needs a look at the CPU platform.
 TORCH_CUDA_PATCHED = {"current_device", "current_stream", "empty_cache", "set_device", "synchronize"}
@@ -126,7 +128,7 @@ SEAMS = [
 
 def module_file(module: str) -> Path:
     """The source of a module; for `openrlhf.*` upstream's own. Nothing is imported."""
-    package, *parts = module.split(".")
+    package, *parts = module.replace("openrlhf._upstream.", "openrlhf.").split(".")
     if package == "openrlhf":
         folder = UPSTREAM
     else:

@@ -33,6 +33,8 @@ def test_every_field_has_a_flag_that_reaches_it(name):
         assert getattr(parse(flag(name)), name) is True
     elif about.choices:
         assert [getattr(parse(flag(name), choice), name) for choice in about.choices] == list(about.choices)
+    elif isinstance(default, str):
+        assert getattr(parse(flag(name), "text"), name) == "text"
     else:
         value = default + 1 if default + 1 <= about.high else about.low
         assert getattr(parse(flag(name), str(value)), name) == value
@@ -54,6 +56,8 @@ def test_every_range_is_checked_and_the_error_names_the_flag_and_a_fix(name):
         bad = ["yes", 1]
     elif about.choices:
         bad = ["nonsense", 3]
+    elif isinstance(default, str):
+        bad = [3]
     else:
         bad = ["text", about.low - 1, *([about.high + 1] if about.high < 1e300 else [])]
         bad += [float("nan"), float("inf")] if isinstance(default, float) else [1.5, True]

@@ -13,7 +13,6 @@ from pace.drift import (
     ScoreWindow,
     noise_floor,
     prefix_score,
-    scored_positions,
     sharpen,
 )
 from pace.state import StateError
@@ -78,22 +77,6 @@ def test_the_noise_floor_is_the_largest_calibration_and_is_taken_off():
     assert floor == pytest.approx(0.02) and noise_floor([]) == 0.0
     assert prefix_score([-1.0], [-1.015], floor=floor).value == 0.0
     assert prefix_score([-1.0], [-1.5], floor=floor).value == pytest.approx(0.48)
-
-
-@given(n=st.integers(0, 9000), limit=st.integers(1, 5000), tail=st.integers(1, 3000))
-def test_scored_positions_are_few_increasing_and_end_with_the_tail(n, limit, tail):
-    positions = scored_positions(n, limit, tail=tail)
-    assert len(positions) == min(n, limit)
-    assert all(a < b for a, b in zip(positions, positions[1:], strict=False))
-    assert not positions or (positions[0] >= 0 and positions[-1] == n - 1)
-    taken = min(n, tail, (limit + 1) // 2)
-    assert positions[len(positions) - taken :] == list(range(n - taken, n))
-
-
-def test_scored_positions_sample_evenly_before_the_tail():
-    assert scored_positions(10, 4, tail=2) == [0, 4, 8, 9]
-    with pytest.raises(ValueError):
-        scored_positions(3, 0)
 
 
 @given(scores, st.floats(0, 100))

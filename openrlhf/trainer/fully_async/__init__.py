@@ -1,0 +1,1 @@
+"""The pool pipeline around upstream's trainer: prompts, groups, batches, weight sync, checkpoints."""

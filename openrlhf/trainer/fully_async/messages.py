@@ -1,0 +1,50 @@
+"""What the actors of the pool pipeline say to each other, beside the pool's own records. Plain data."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pace.types import TrajectoryGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What to roll out for one lease. `sampling` are vLLM's SamplingParams as keywords, lengths count tokens."""
+
+    prompt: str
+    label: Any
+    images: Any
+    sampling: dict[str, Any]
+    max_length: int
+    n_samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupReport:
+    """A finished group, or why there is none. `n_tokens` counts what the engine generated, retries included.
+
+    `scores` are what dynamic filtering looks at, one per trajectory; None where there is none.
+    """
+
+    group: TrajectoryGroup | None
+    n_tokens: int
+    scores: tuple[float | None, ...] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStatus:
+    """`incarnation` changes with every start; `version` is None until the trainer lets the engine serve one."""
+
+    incarnation: str
+    version: int | None
+    loaded: int | None
+    noise_floor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReport:
+    """How a weight update went in one engine: seconds, unfinished trajectories that had generated tokens."""
+
+    pause_s: float
+    load_s: float
+    interrupted: int

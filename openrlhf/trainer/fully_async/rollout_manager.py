@@ -1,0 +1,200 @@
+"""Keeps the engines busy: leases prompts from the pool, has groups rolled out, hands them back.
+
+Invariants: every lease ends exactly once, as a ready, filtered or failed group (`put` and `close` may be repeated
+after a lost reply); there is no batch barrier, and nothing here waits for a weight sync. The pool decides how many
+groups are in flight; this actor remembers nothing that the pool does not know, so it may die and be started again.
+
+In: leases, the prompt data set. Out: groups into the pool.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayError
+
+from openrlhf.trainer.fully_async.engine_balancer import EngineBalancer
+from openrlhf.trainer.fully_async.messages import GroupReport, Task
+from pace.config import PaceConfig
+from pace.prompts import Lease
+from pace.types import RejectReason
+
+logger = logging.getLogger(__name__)
+
+LEASE_WAIT_S = 10.0
+# How long the pool may be away: Ray starts it again, and it reads its journal.
+POOL_PATIENCE_S = 30.0
+POOL_RETRY_S = ENGINE_RETRY_S = 0.5
+# A prompt at which engines die again and again must not take all of them down for ever.
+ENGINE_DEATHS_PER_GROUP = 3
+
+TaskOf = Callable[[Lease], Task]
+Keep = Callable[[tuple[float | None, ...]], bool]
+
+
+class RolloutManager:
+    """The loop, apart from Ray's actor: `engines` and `pool` are actor handles, `task_of` the data set.
+
+    `keep` says whether a finished group with these scores is worth training (dynamic filtering).
+    """
+
+    def __init__(
+        self, *, engines: list[Any], pool: Any, config: PaceConfig, task_of: TaskOf, tokenizer: Any, keep: Keep
+    ) -> None:
+        self._engines = engines
+        self._pool = pool
+        self._config = config
+        self._task_of = task_of
+        self._tokenizer = tokenizer  # or a reference to it, so that it is not sent with every group
+        self._keep = keep
+        self._balancer = EngineBalancer(len(engines))
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._failure: BaseException | None = None
+
+    async def run(self) -> None:
+        """Until every prompt is trained or given up. Raises what no retry helps against."""
+        await self._take_up()
+        while True:
+            try:
+                reply = await self._pool.lease.remote(limit=1 << 30, timeout_s=LEASE_WAIT_S)
+            except RayActorError:
+                await self._take_up()
+                continue
+            for lease in reply.leases:
+                self._start(lease)
+            if self._failure is not None:
+                raise self._failure
+            if reply.finished:
+                break
+        await asyncio.gather(*self._running.values())
+
+    async def _take_up(self) -> None:
+        """Starts every lease in flight that is not being worked on: after a start of ours, or of the pool."""
+        for lease in await self._ask_pool(lambda: self._pool.outstanding.remote()):
+            if lease.group_id not in self._running:
+                self._start(lease)
+
+    def _start(self, lease: Lease) -> None:
+        task = asyncio.create_task(self._roll_out(lease))
+        self._running[lease.group_id] = task
+        task.add_done_callback(lambda done: self._ended(lease, done))
+
+    def _ended(self, lease: Lease, task: asyncio.Task[None]) -> None:
+        self._running.pop(lease.group_id, None)
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = task.exception()
+
+    async def _roll_out(self, lease: Lease) -> None:
+        """One lease to its end."""
+        try:
+            report, payload = await self._generate(lease)
+        except RayError as error:
+            report, payload = GroupReport(group=None, n_tokens=0, failure=f"engines died: {error}"), None
+        if report.group is None:
+            await self._fail(lease, report.failure, n_tokens=report.n_tokens)
+        elif not self._keep(report.scores):
+            await self._close(lease, RejectReason.FILTER, report.n_tokens, put_back=False)
+        else:
+            try:
+                await self._ask_pool(lambda: self._pool.put.remote(report.group, [payload]))
+            except ObjectLostError as error:  # with the machine of its engine
+                await self._fail(lease, f"its payload is lost: {error}", n_tokens=report.n_tokens)
+
+    async def _generate(self, lease: Lease) -> tuple[GroupReport, Any]:
+        """Has an engine roll the group out, another one when it dies. The second value is a reference to the payload.
+
+        Waits for engines that are being started again. Raises the last RayError after ENGINE_DEATHS_PER_GROUP deaths.
+        """
+        deaths = 0
+        while True:
+            index = self._balancer.take()
+            failed = False
+            try:
+                call = self._engines[index].generate_group.options(num_returns=2)
+                report, payload = call.remote(lease, self._task_of(lease), self._tokenizer)
+                return await report, payload
+            except RayError as error:
+                failed = True
+                restarting = isinstance(error, ActorUnavailableError)
+                deaths += not restarting
+                if deaths == ENGINE_DEATHS_PER_GROUP:
+                    raise
+                if not restarting:
+                    what = f"{error}".strip().splitlines()[-1]
+                    logger.warning("engine %d failed, group %s goes to another: %s", index, lease.group_id, what)
+            finally:
+                self._balancer.give_back(index, failed=failed)
+            await asyncio.sleep(ENGINE_RETRY_S)
+
+    async def _fail(self, lease: Lease, failure: str, *, n_tokens: int) -> None:
+        again = self._config.on_failure == "requeue" and lease.attempt < self._config.requeue_cap
+        fate = "again later" if again else "dropped"
+        logger.warning("group %s failed (%s): %s", lease.group_id, fate, failure)
+        await self._close(lease, RejectReason.FAILURE, n_tokens, put_back=again)
+
+    async def _close(self, lease: Lease, reason: RejectReason, n_tokens: int, *, put_back: bool) -> None:
+        await self._ask_pool(
+            lambda: self._pool.close.remote(lease.group_id, reason=reason, n_tokens=n_tokens, put_back=put_back)
+        )
+
+    async def _ask_pool(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """A call that may be repeated; waits for a pool that is being restarted. Raises RayActorError at last."""
+        deadline = asyncio.get_running_loop().time() + POOL_PATIENCE_S
+        while True:
+            try:
+                return await ask()
+            except RayActorError:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                logger.warning("the trajectory pool is away; waiting for its restart")
+                await asyncio.sleep(POOL_RETRY_S)
+
+
+def keep_all(scores: tuple[float | None, ...]) -> bool:
+    """Without dynamic filtering every group is trained."""
+    return True
+
+
+def keep_between(low: float, high: float) -> Keep:
+    """Dynamic filtering (DAPO): groups whose mean score lies strictly between; groups without scores are kept."""
+
+    def keep(scores: tuple[float | None, ...]) -> bool:
+        known = [score for score in scores if score is not None]
+        return len(known) < len(scores) or not known or low < sum(known) / len(known) < high
+
+    return keep
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class RolloutManagerActor:
+    """The manager in a process of its own, with the data set.
+
+    Made without arguments: one that lies in the object store may be gone when Ray restarts the actor.
+    """
+
+    async def run(
+        self,
+        pool: Any,
+        config: PaceConfig,
+        *,
+        pretrain: str,
+        strategy: Any,
+        engines: list[Any],
+        generate_kwargs: dict[str, Any],
+    ) -> None:
+        """See `RolloutManager.run`; the rest as upstream's trainers are given it."""
+        from openrlhf.trainer.fully_async.prompts import PromptData
+
+        data = PromptData(pretrain, strategy, generate_kwargs)
+        algo = strategy.args.algo
+        manager = RolloutManager(
+            engines=engines,
+            pool=pool,
+            config=config,
+            task_of=data.task,
+            tokenizer=ray.put(data.tokenizer),
+            keep=keep_between(*algo.dynamic_filtering_range) if algo.dynamic_filtering_enable else keep_all,
+        )
+        await manager.run()

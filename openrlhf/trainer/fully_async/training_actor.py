@@ -1,0 +1,236 @@
+"""Draws batches from the pool and trains on them: upstream's experience making, update, logs and checkpoints.
+
+Invariants: step j trains exactly the batch that the pool drew for step j; it is committed after the update and the
+weight sync; an evaluation runs between two steps, so it belongs to one policy version, and "best" saves that version.
+No wait is silent: one line every HEARTBEAT_S says what is waited for.
+
+In: draws of the pool. Out: policy versions, `pace.jsonl`, upstream's loggers, checkpoints with the pool's state.
+"""
+
+import logging
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError
+from tqdm import tqdm
+
+from openrlhf.trainer.fully_async import checkpoint, payload
+from openrlhf.trainer.fully_async.batch import PoolExperienceMaker, to_samples
+from openrlhf.trainer.fully_async.run_log import RunLog
+from openrlhf.trainer.fully_async.weight_sync import WeightSync
+from openrlhf.trainer.losses.ess import step_scale
+from openrlhf.trainer.ppo_trainer import BasePPOTrainer, compute_eval_metrics
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from openrlhf.trainer.ray import policy_side
+from pace.config import PaceConfig
+from pace.metrics import draw_metrics
+
+logger = logging.getLogger("openrlhf.pace")
+
+# Of the many numbers of a step, what its line on the console shows; the loggers and pace.jsonl have all of them.
+SHOWN = (
+    "pace/pool/occupancy",
+    "pace/pool/rejected",
+    "pace/pool/evicted",
+    "pace/pool/in_flight",
+    "pace/staleness/total/mean",
+    "pace/staleness/gen/mean",
+    "pace/staleness/pool/mean",
+    "pace/staleness/effective/mean",
+    "pace/ledger/wasted_token_share",
+)
+POLL_S = 2.0
+HEARTBEAT_S = 15.0
+POOL_PATIENCE_S = 30.0
+
+
+class TrainingActor(BasePPOTrainer):
+    """The training side of the pool pipeline; a plain class, which `ppo_trainer_async` makes an actor of."""
+
+    def __init__(
+        self,
+        pretrain: str,
+        strategy: Any,
+        *groups: Any,
+        engines: list[Any],
+        config: PaceConfig,
+        generate_kwargs: dict[str, Any],
+    ) -> None:
+        """`groups` are upstream's actor, critic, reward and reference groups, in this order."""
+        from openrlhf.trainer.fully_async.prompts import PromptData
+
+        data = PromptData(pretrain, strategy, generate_kwargs)
+        super().__init__(strategy, *groups, engines, data.tokenizer)
+        self.experience_maker = PoolExperienceMaker(*groups, self.kl_ctl, strategy, data.tokenizer)
+        self.config = config
+        self.generate_kwargs = generate_kwargs
+        self.max_steps = data.max_steps
+        self.n_prompts = len(data)
+        self.eval_loader = data.eval_loader
+        self.samples_generator = SamplesGenerator(strategy, None, data.eval_loader, data.tokenizer, engines)
+        self._timings: dict[str, float] = {}
+        self._version = 0
+
+    def sizes(self) -> dict[str, int]:
+        """Rows of the data set and updates to expect."""
+        return {"n_prompts": self.n_prompts, "max_steps": self.max_steps}
+
+    def prepare(self, pool: Any) -> int:
+        """Connects pool and engines; restores a checkpoint if there is one. Returns the step to go on from."""
+        states = self.init_checkpoint_states()
+        self.restore_best_checkpoint_state(states)
+        self.pool = pool
+        self._version = states["global_step"]
+        if self._version:
+            ray.get(pool.load.remote(checkpoint.folder(self.args, states)))
+        self.weight_sync = WeightSync(
+            engines=self.vllm_engines,
+            actor_group=self.actor_model_group,
+            pool=pool,
+            config=self.config,
+            engine_size=self.args.vllm.tensor_parallel_size,
+            version=self._version,
+        )
+        self.weight_sync.start(own_weights=self._version == 0)
+        return self._version
+
+    def fit(self, global_step: int = 0) -> None:
+        """Trains until the pool says that nothing more will come."""
+        log = RunLog(self.config.log_dir or self.args.ckpt.path)
+        log.settings(
+            self.config,
+            batch_groups=self.args.rollout.batch_size,
+            start_step=global_step,
+            n_prompts=self.n_prompts,
+            n_samples=self.args.rollout.n_samples_per_prompt,
+        )
+        with tqdm(total=self.max_steps, initial=global_step, desc="updates", unit="step") as bar:
+            began = time.monotonic()
+            while True:
+                reply, groups = self._next_batch(global_step)
+                if reply.draw is None:
+                    break
+                idle = time.monotonic() - began
+                status, global_step = self._train_on(groups, global_step)
+                status |= self._numbers(reply.draw)
+                status["time/trainer_idle"] = status["timing/generation"] = idle
+                status["timing/step_total"] = time.monotonic() - began
+                began = time.monotonic()
+                log.step(global_step, reply.draw, status)
+                self._report(global_step, status, bar)
+                self._save(global_step, status)
+                self._evaluate(global_step, log)
+            log.left_over(reply.evicted)
+        self.weight_sync.close()
+        log.close()
+        for backend in (self.wandb_logger, self.tensorboard_logger):
+            if backend:
+                backend.close()
+
+    def _next_batch(self, step: int) -> tuple[Any, list[list[dict[str, Any]]]]:
+        """The pool's reply with a batch for `step` and its responses by group, or the reply that says it is finished.
+
+        Says what it waits for.
+        """
+        said = time.monotonic()
+        while True:
+            reply = self._ask_pool(lambda: self.pool.draw.remote(step, timeout_s=POLL_S))
+            if reply.finished and reply.draw is None:
+                return reply, []
+            if reply.draw is not None:
+                try:
+                    return reply, [payload.unpack(block) for block in ray.get(reply.payloads, timeout=POOL_PATIENCE_S)]
+                except (ObjectLostError, GetTimeoutError):
+                    logger.warning("the pool died after the draw; its restart gives the same batch again")
+                    continue
+            self.weight_sync.revive()
+            if time.monotonic() - said >= HEARTBEAT_S:
+                said = time.monotonic()
+                logger.info("%s", self._ask_pool(self.pool.waiting_for.remote))
+
+    def _train_on(self, groups: list[list[dict[str, Any]]], step: int) -> tuple[dict[str, Any], int]:
+        """One update and weight sync on a drawn batch; the batch is then committed."""
+        samples, self.experience_maker.n_real = to_samples(
+            groups,
+            batch_groups=self.args.rollout.batch_size,
+            max_length=self.generate_kwargs["max_len"],
+            generator=self.samples_generator,
+        )
+        status, step = self.train_step(samples, step)
+        self._ask_pool(lambda: self.pool.commit.remote(step - 1))
+        return status, step
+
+    def ppo_train(self, global_steps: int) -> dict[str, Any]:
+        """As upstream's; with `--pace.ess_step_size` at a learning rate scaled by the batch's effective size."""
+        if not self.config.ess_step_size:
+            return super().ppo_train(global_steps)
+        scale = step_scale(self.experience_maker.relative_ess, self.config.ess_base)
+        ray.get(policy_side.on_ranks(self.actor_model_group, policy_side.set_step_scale, scale))
+        return super().ppo_train(global_steps) | {"pace/ess_step_scale": scale}
+
+    def broadcast_to_vllm(self) -> None:
+        """Weight sync; upstream's `train_step` calls it after the update."""
+        self._version += 1
+        self._timings = self.weight_sync.push(self._version)
+
+    def _numbers(self, draw: Any) -> dict[str, float]:
+        """Everything about the step that upstream does not report."""
+        floors = self.weight_sync.noise_floors.values()
+        numbers = draw_metrics(draw) | self._ask_pool(self.pool.report.remote) | self._timings
+        numbers["pace/prefix_score/noise_floor"] = max(floors, default=0.0)
+        numbers["pace/ess"], numbers["pace/m2"] = self.experience_maker.relative_ess, self.experience_maker.m2
+        return numbers
+
+    def _report(self, step: int, status: dict[str, Any], bar: Any) -> None:
+        status |= {"time/update": status["timing/ppo_train"], "time/experience": status["timing/make_experience"]}
+        bar.set_postfix(
+            ready=int(status["pace/pool/occupancy"]),
+            rejected=f"{status['pace/pool/reject_rate']:.0%}",
+            lag=f"{status.get('pace/staleness/total/mean', 0.0):.2f}",
+            reward=f"{status['rollout/reward_mean']:.3f}",
+        )
+        bar.update()
+        shown = {key: value for key, value in status.items() if key in SHOWN or not key.startswith(("pace/", "gen"))}
+        logger.info("Global step %d: %s", step, shown)
+
+    def _save(self, step: int, status: dict[str, Any]) -> None:
+        """Upstream's logs and checkpoints, the pool's state with them."""
+        client_states = checkpoint.client_states(step)
+        if step % self.args.ckpt.save_steps == 0:
+            checkpoint.save_pool(self.args, self.pool, step)
+        self.save_logs_and_checkpoints(step, status, client_states)
+        if step % self.args.ckpt.save_steps == 0:
+            checkpoint.prune(self.args)
+
+    def _evaluate(self, step: int, log: RunLog) -> None:
+        """Evaluates the version just synced, at the steps that `--eval.steps` names."""
+        if self.eval_loader is None or step % self.args.eval.steps:
+            return
+        settings = self.generate_kwargs | {
+            "temperature": self.args.eval.temperature,
+            "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
+        }
+        samples = self.samples_generator.generate_eval_samples(**settings)
+        metrics = compute_eval_metrics(self.eval_loader, samples, self.args.eval.n_samples_per_prompt)
+        logger.info("Evaluation of policy version %d: %s", step, metrics)
+        log.write("evaluation", version=step, metrics=metrics)
+        for backend in (self.wandb_logger, self.tensorboard_logger):
+            if backend:
+                backend.log_eval(step, metrics)
+        best = self.best_eval_metric_value
+        if checkpoint.improves(self._detect_eval_metric_key(metrics), metrics, best):
+            checkpoint.save_pool(self.args, self.pool, step, best=True)
+        self.save_best_checkpoint(metrics, step, checkpoint.client_states(step, best=True))
+
+    def _ask_pool(self, ask: Any) -> Any:
+        """A call that may be repeated; waits for a pool that is being restarted. Raises RayActorError at last."""
+        deadline = time.monotonic() + POOL_PATIENCE_S
+        while True:
+            try:
+                return ray.get(ask(), timeout=POOL_PATIENCE_S)
+            except (RayActorError, GetTimeoutError):
+                if time.monotonic() > deadline:
+                    raise
+                logger.warning("the trajectory pool is away; waiting for its restart")
+                time.sleep(0.5)

@@ -1,0 +1,1 @@
+"""Policy losses for stale data, each in the place of upstream's `PolicyLoss`."""

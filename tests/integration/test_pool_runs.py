@@ -1,0 +1,180 @@
+"""The pool pipeline on real Ray, DeepSpeed and vLLM: runs that are killed, resumed, or lose one of their actors."""
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from openrlhf.trainer.fully_async import run_log
+from pace.admission import StaleCap
+from pace.budget import RejectionBudget
+from pace.selection import replay
+from pace.state import unpack_draw
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
+
+POOL = ("--pace.enable", "--actor.num_gpus_per_node", "1")
+ALL_TRAINED = ("--pace.max_reject_rate", "0", "--pace.k_max", "-1")
+
+
+def steps(folder: Path) -> list[dict]:
+    """The last line of every step, in order: a resumed run repeats what was trained after its checkpoint."""
+    last = {line["step"]: line for line in run_log.read(folder / run_log.NAME) if line["kind"] == "step"}
+    return [last[number] for number in sorted(last)]
+
+
+def trained_prompts(lines: list[dict]) -> Counter:
+    kept = ("kept", "refilled")
+    return Counter(d["prompt_id"] for line in lines for d in line["draw"]["decisions"] if d["outcome"] in kept)
+
+
+def account(line: dict, unit: str) -> dict[str, float]:
+    prefix = f"pace/ledger/{unit}/"
+    return {key.removeprefix(prefix): value for key, value in line["metrics"].items() if key.startswith(prefix)}
+
+
+def closes(line: dict) -> bool:
+    """generated = trained + rejected + evicted + filtered + failed + in pool + in flight, in groups and tokens."""
+    accounts = [account(line, unit) for unit in ("groups", "tokens")]
+    return all(columns.pop("generated") == sum(columns.values()) for columns in accounts)
+
+
+def actor_pid(run, name: str) -> int | None:
+    """The process of a Ray actor, by its title; an engine's own process is a child with the same title."""
+    ours = set(run.pids())  # a long title may have overwritten the mark, but not that of Ray's own processes
+    titled = [pid for pid in processes() if f"ray::{name}" in title(pid)]
+    return next((pid for pid in titled if parent(pid) in ours and parent(pid) not in titled), None)
+
+
+def child(pid: int | None) -> int | None:
+    """The engine's own process, forked from its actor."""
+    if pid is None:
+        return None
+    return next((other for other in processes() if parent(other) == pid), None)
+
+
+def kill(find, limit: float = 120.0) -> None:
+    """SIGKILL for the process that `find` gives, as soon as there is one."""
+    deadline = time.monotonic() + limit
+    while (pid := find()) is None and time.monotonic() < deadline:
+        time.sleep(0.5)
+    os.kill(pid, signal.SIGKILL)
+
+
+def processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
+def test_every_actor_may_die_once(start, tmp_path):
+    """Pool, rollout manager, engine process and engine actor, one after the other; every prompt is trained once."""
+    log = ("--pace.log_dir", str(tmp_path / "log"), "--ckpt.path", str(tmp_path / "checkpoints"))
+    run = start("quickstart_cpu.sh", *POOL, *ALL_TRAINED, *log, "--data.max_samples", "256")
+    run.wait_for("Global step 1:")
+    for step, name in enumerate(("TrajectoryPoolActor", "RolloutManagerActor", "RolloutRayActor"), start=2):
+        kill(lambda name=name: actor_pid(run, name))
+        run.wait_for(f"Global step {step}:")
+    kill(lambda: child(actor_pid(run, "RolloutRayActor")))
+    done = run.finish(limit=400)
+    assert done.code == 0, done.tail()
+    lines = steps(tmp_path / "log")
+    assert [line["step"] for line in lines] == list(range(1, 17))
+    counts = trained_prompts(lines)
+    assert len(counts) == 256 and set(counts.values()) == {1}
+    assert all(map(closes, lines)), lines[-1]
+    assert account(lines[-1], "groups")["trained"] == 256
+
+
+def test_a_killed_run_goes_on_where_its_checkpoint_stands(start, tmp_path):
+    """SIGKILL between two checkpoints; all prompts are trained once, those after the checkpoint by the second run."""
+    folders = ("--pace.log_dir", str(tmp_path / "log"), "--ckpt.path", str(tmp_path / "checkpoints"))
+    flags = (*POOL, *ALL_TRAINED, *folders, "--data.max_samples", "128", "--ckpt.save_steps", "2")
+    first = start("quickstart_cpu.sh", *flags)
+    first.wait_for("Global step 5:")
+    first.kill()
+    first.process.wait(30)
+    second = start("quickstart_cpu.sh", *flags, "--ckpt.load_enable").finish()
+    assert second.code == 0, second.tail()
+    starts = [
+        line["start_step"] for line in run_log.read(tmp_path / "log" / run_log.NAME) if line["kind"] == "settings"
+    ]
+    assert starts == [0, 4]
+    lines = steps(tmp_path / "log")
+    counts = trained_prompts(lines)
+    assert len(counts) == 128 and set(counts.values()) == {1}
+    assert all(map(closes, lines))
+    saved = {path.name for path in (tmp_path / "checkpoints" / "_pool").iterdir()}
+    assert saved == {path.name for path in (tmp_path / "checkpoints" / "_actor").iterdir() if path.is_dir()}
+
+
+def test_decisions_replay_from_the_log_and_strict_has_no_lag(start, tmp_path):
+    """One run with rejection and short batches at the end, one that is synchronous through the same code."""
+    free, strict = tmp_path / "free", tmp_path / "strict"
+    flags = ("--data.max_samples", "160", "--rollout.micro_batch_size", "16")
+    for folder, more in ((free, ("--pace.loss", "m2po", "--pace.ess_step_size")), (strict, ("--pace.strict",))):
+        done = start("quickstart_cpu.sh", *POOL, *flags, "--pace.log_dir", str(folder), *more).finish()
+        assert done.code == 0, done.tail()
+    budget = RejectionBudget(batch_groups=16)
+    lines = steps(free)
+    for line in lines:
+        assert replay(unpack_draw(line["draw"]), budget=budget, cap=StaleCap(8)) == []
+        assert closes(line)
+    assert all(0 < line["metrics"]["pace/ess"] <= 1 for line in lines)
+    tampered = json.loads(json.dumps(lines[-1]["draw"]))
+    tampered["decisions"][0]["outcome"] = "rejected"
+    assert replay(unpack_draw(tampered), budget=budget, cap=StaleCap(8))
+    lags = [line["metrics"]["pace/staleness/total/max"] for line in steps(strict)]
+    assert lags == [0.0] * 10
+
+
+REWARD = """
+import time
+from examples.python import reward_func_math
+
+
+def reward_func(queries, prompts, labels, **kwargs):
+    choice = sum(map(ord, prompts[0])) % 8
+    if choice == 0:
+        raise KeyError("no such column")
+    if choice == 1:
+        time.sleep(3600)
+    result = reward_func_math.reward_func(queries, prompts, labels, **kwargs)
+    return {**result, "rewards": result["rewards"] * float("nan")} if choice == 2 else result
+"""
+
+
+def test_rewards_that_raise_hang_or_are_nan_cost_their_groups_only(start, tmp_path):
+    """Each is tried again up to the cap; then the group has failed, is counted, and the run goes on."""
+    path = tmp_path / "reward.py"
+    path.write_text(REWARD)
+    log = tmp_path / "log"
+    limits = ("--pace.trajectory_timeout_s", "20", "--pace.max_retries", "1", "--pace.log_dir", str(log))
+    flags = (*POOL, *ALL_TRAINED, *limits, "--data.max_samples", "64", "--reward.remote_url", str(path))
+    began = time.monotonic()
+    done = start(
+        "quickstart_cpu.sh", *flags, "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "64"
+    ).finish()
+    assert done.code == 0, done.tail()
+    assert time.monotonic() - began < 300
+    lines = steps(log)
+    assert "reward_func raised KeyError: 'no such column'" in done.output
+    assert "took longer than 20 s (--pace.trajectory_timeout_s)" in done.output
+    columns = account(lines[-1], "groups")
+    assert 64 == columns["trained"] + columns["failed"] and columns["failed"] > 0 and closes(lines[-1])
