@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Asynchronous RL of a small Qwen3 on arithmetic, on a CPU: Ray, 2 ZeRO-3 ranks, one vLLM engine, partial rollout.
+# Asynchronous RL of a small Qwen3 on arithmetic, on a CPU: Ray, 2 ZeRO-3 ranks, one vLLM engine, PACE's pool between.
 # Further arguments go to train_ppo_ray, e.g. `quickstart_cpu.sh --train.num_episodes 2`.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -32,8 +32,6 @@ ROLLOUT_ARGS=(
 
 TRAIN_ARGS=(
     --train.async_enable
-    --train.partial_rollout_enable
-    --train.async_queue_size 1
     --train.batch_size 256
     --train.micro_batch_size 32
     --algo.advantage.estimator group_norm
@@ -44,5 +42,11 @@ TRAIN_ARGS=(
     --vllm.tensor_parallel_size 1
 )
 
+PACE_ARGS=(
+    --pace.enable
+    --pace.log_dir "$RUN_DIR" # pace.jsonl: every step, every decision
+)
+
 set -x
-exec python -m openrlhf.cli.train_ppo_ray "${MODEL_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${TRAIN_ARGS[@]}" "$@"
+exec python -m openrlhf.cli.train_ppo_ray \
+    "${MODEL_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${TRAIN_ARGS[@]}" "${PACE_ARGS[@]}" "$@"

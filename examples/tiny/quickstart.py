@@ -1,19 +1,18 @@
-"""`make quickstart`: builds the small model, trains it with asynchronous RL, and shows how the run goes.
+"""`make quickstart`: builds the small model, trains it with asynchronous RL and PACE, and shows how the run goes.
 
-The run itself is examples/scripts/quickstart_cpu.sh, an ordinary training script. This module only watches: it shows
-the steps as a progress bar, passes Ctrl-C on, and prints a table at the end. Everything the run says is in its log.
+The run itself is examples/scripts/quickstart_cpu.sh, an ordinary training script. This module only watches: it follows
+the run's decision log, shows it as a progress bar, passes Ctrl-C on, and prints a table at the end.
 """
 
 import argparse
-import ast
 import contextlib
+import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -23,34 +22,53 @@ from examples.tiny import build
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "scripts" / "quickstart_cpu.sh"
-# What upstream's training actor logs after each update.
-STEP_LINE = re.compile(r"Global step (\d+): (\{.*\})")
+BATCH = 16  # the script's --rollout.batch_size
+LOG = "pace.jsonl"
+POLL = 0.5  # seconds between two looks at the log
 WINDOW = 10  # steps averaged at either end of the run
 STOP_LIMIT = 30.0  # seconds for the run to end itself after Ctrl-C
 
 
-def steps(lines: Iterator[str]) -> Iterator[dict[str, float]]:
-    """The metrics of each update, in order, out of the run's log lines."""
-    for line in lines:
-        if match := STEP_LINE.search(line):
-            # Upstream prints the dict's repr; NaN and inf are no literals and would only be a metric's gap.
-            text = re.sub(r"\b(nan|inf)\b", "None", match[2])
-            yield ast.literal_eval(text) | {"step": float(match[1])}
+def steps(log: Path, running: Callable[[], bool], poll: float = POLL) -> Iterator[dict[str, float]]:
+    """The metrics of each update as the run writes them, until it has ended and all is read."""
+    read = 0
+    while True:
+        last = not running()  # asked before the look: what was written before the end is still read
+        content = log.read_bytes()[read:] if log.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        read += len(whole)
+        for entry in map(json.loads, whole.splitlines()):
+            if entry["kind"] == "step":
+                yield entry["metrics"]
+        if last:
+            return
+        time.sleep(poll)
+
+
+def left(step: dict[str, float]) -> int:
+    """Groups that left the pool with this update."""
+    return int(sum(step[f"pace/pool/{name}"] for name in ("batch", "rejected", "evicted")))
 
 
 def summary(history: Sequence[dict[str, float]], seconds: float, run: Path) -> str:
-    """The closing table."""
+    """The closing table; an update's lag is left out of the mean where it isn't known."""
     rewards = [step["rollout/reward_mean"] for step in history]
     times = sorted(step["timing/step_total"] for step in history)
     first, last = rewards[:WINDOW], rewards[-WINDOW:]
+    lags = [step["pace/staleness/total/mean"] for step in history[-WINDOW:] if "pace/staleness/total/mean" in step]
+    lag = f"{sum(lags) / len(lags):.2f} updates" if lags else "not known"
+    rejected = sum(step["pace/pool/rejected"] for step in history) / sum(map(left, history))
     rows = {
         "updates": f"{len(history)}",
         f"reward, first {len(first)} steps": f"{sum(first) / len(first):.3f}",
         f"reward, last {len(last)} steps": f"{sum(last) / len(last):.3f}",
+        f"lag of trained data, last {len(last)} steps": lag,
+        "groups rejected as too stale": f"{rejected:.0%}",
         "seconds a step (median)": f"{times[len(times) // 2]:.2f}",
         "seconds in all": f"{seconds:.0f}",
         "trained model": f"{run / 'model'}",
         "checkpoints": f"{run / 'checkpoints'}",
+        "every step and decision": f"{run / LOG}",
         "log": f"{run / 'train.log'}",
         "TensorBoard": f"tensorboard --logdir {run / 'tensorboard'}",
     }
@@ -59,23 +77,24 @@ def summary(history: Sequence[dict[str, float]], seconds: float, run: Path) -> s
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """The command in a process group of its own, which is gone when the block is left."""
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-            if process.poll() is not None:
-                break
-            os.killpg(process.pid, stop)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_LIMIT)
+def running(command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The command in a process group of its own, which is gone when the block is left. `log` gets what it prints."""
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+                if process.poll() is not None:
+                    break
+                os.killpg(process.pid, stop)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_LIMIT)
 
 
-def train(material: build.TinyMaterial, run: Path, updates: int, extra: Sequence[str]) -> list[dict[str, float]]:
+def train(material: build.TinyMaterial, run: Path, prompts: int, extra: Sequence[str]) -> list[dict[str, float]]:
     """Runs the training script to its end; the metrics of every update. Raises SystemExit with its code on failure."""
     environment = os.environ | {
         "MODEL": str(material.model),
@@ -83,34 +102,38 @@ def train(material: build.TinyMaterial, run: Path, updates: int, extra: Sequence
         "RUN_DIR": str(run),
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
     }
+    command = ["bash", str(SCRIPT), *extra, "--data.max_samples", str(prompts)]
     history: list[dict[str, float]] = []
-    with (run / "train.log").open("w") as log, running(["bash", str(SCRIPT), *extra], environment) as process:
-
-        def lines() -> Iterator[str]:
-            for line in process.stdout or ():
-                log.write(line)
-                log.flush()
-                yield line
-
-        with tqdm(total=updates, desc="starting Ray, ZeRO-3 and vLLM", unit="update") as bar:
-            for step in steps(lines()):
-                history.append(step)
-                bar.set_description("training")
-                bar.set_postfix(reward=f"{step['rollout/reward_mean']:.3f}")
-                bar.update()
+    with (
+        running(command, environment, run / "train.log") as process,
+        tqdm(total=prompts, desc="starting Ray, ZeRO-3 and vLLM", unit="prompt") as bar,
+    ):
+        for step in steps(run / LOG, lambda: process.poll() is None):
+            history.append(step)
+            bar.set_description(f"update {len(history)}")
+            bar.set_postfix(
+                reward=f"{step['rollout/reward_mean']:.3f}",
+                lag=f"{step.get('pace/staleness/total/mean', 0.0):.1f}",
+                rejected=f"{step['pace/pool/rejected']:.0f}",
+            )
+            bar.update(left(step))
         code = process.wait()
-    if code != 0:
-        tail = (run / "train.log").read_text().splitlines()[-15:]
-        print(
-            *tail, f"\nthe run failed with exit code {code}; its log: {run / 'train.log'}", sep="\n", file=sys.stderr
-        )
-        raise SystemExit(code)
+    if code != 0 or not history:
+        tail = (run / "train.log").read_text(errors="replace").splitlines()[-15:]
+        what = f"the run failed with exit code {code}" if code else "the run ended without an update"
+        print(*tail, f"\n{what}; its log: {run / 'train.log'}", sep="\n", file=sys.stderr)
+        raise SystemExit(code or 1)
     return history
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--updates", type=int, default=40, help="updates to train for (at least 1; default 40)")
+    parser.add_argument(
+        "--updates",
+        type=int,
+        default=40,
+        help="prompts for this many updates; groups that the pool rejects make them fewer (at least 1; default 40)",
+    )
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder for the run's files")
     args, extra = parser.parse_known_args()
     if args.updates < 1:
@@ -120,9 +143,8 @@ def main() -> int:
     run = args.runs.resolve() / f"quickstart-{datetime.now():%Y%m%d-%H%M%S}"
     run.mkdir(parents=True)
     started = time.monotonic()
-    prompts = args.updates * 16
     try:
-        history = train(material, run, args.updates, [*extra, "--data.max_samples", str(prompts)])
+        history = train(material, run, args.updates * BATCH, extra)
     except KeyboardInterrupt:
         print(f"\ninterrupted; the log is {run / 'train.log'}", file=sys.stderr)
         return 130

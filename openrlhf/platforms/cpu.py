@@ -5,10 +5,12 @@ Applied by `openrlhf.platforms.apply`, never on CUDA.
 """
 
 import argparse
+import ctypes
 import functools
 import importlib.machinery
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -20,6 +22,7 @@ from openrlhf.platforms import CPU_KV_CACHE_VARIABLE, import_hooks
 DEFAULT_KV_CACHE_MIB = 256
 # Blocks of 32 tokens: vLLM's CPU default of 128 is longer than most prompts here, so prefixes would never be shared.
 KV_BLOCK_TOKENS = 32
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",  # DeepSpeed otherwise guesses from the installed packages
@@ -224,11 +227,29 @@ def _engine_arguments(module: ModuleType) -> Iterator[None]:
 
 
 def _fork_engine(module: ModuleType) -> Iterator[None]:
-    """Item 9. A spawned engine process imports vLLM again, 8 s of a core; a forked one inherits it."""
-    yield
-    import multiprocessing
+    """Item 9. A spawned engine process imports vLLM again, 8 s of a core; a forked one inherits it.
 
-    module.get_mp_context = lambda: multiprocessing.get_context("fork")
+    It inherits the parent's sockets as well: alive after its parent, it would make Ray believe that the actor lives.
+    """
+    yield
+    from multiprocessing.context import ForkContext, ForkProcess
+
+    class EngineProcess(ForkProcess):
+        def run(self) -> None:
+            die_with_parent()
+            super().run()
+
+    class EngineContext(ForkContext):
+        Process = EngineProcess
+
+    module.get_mp_context = EngineContext
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when the thread that forked it is gone (Linux: prctl)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:  # too late: it died before
+        os._exit(1)
 
 
 def _plain_linear_weights(module: ModuleType) -> Iterator[None]:

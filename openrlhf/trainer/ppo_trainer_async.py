@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError
 
 from openrlhf._upstream.trainer import ppo_trainer_async as upstream
 from openrlhf.trainer.fully_async import training_actor
-from openrlhf.trainer.fully_async.rollout_manager import RolloutManagerActor
+from openrlhf.trainer.fully_async.rollout_manager import KeepBetween, RolloutManagerActor
 from pace.actor import TrajectoryPoolActor
 from pace.config import from_args
 
@@ -43,22 +43,25 @@ class PoolTrainer:
             generate_kwargs=generate_kwargs,
         )
         self._manager = RolloutManagerActor.remote()
-        self._rollouts = {
-            "pretrain": pretrain,
-            "strategy": strategy,
-            "engines": engines,
-            "generate_kwargs": generate_kwargs,
-        }
-        sizes = ray.get(self._trainer.sizes.remote())
-        self._max_steps = sizes["max_steps"]
+        material = ray.get(self._trainer.material.remote())
+        self._max_steps = material["max_steps"]
         self._pool = TrajectoryPoolActor.remote(
             config=self._config,
             batch_groups=args.rollout.batch_size,
-            n_prompts=sizes["n_prompts"],
+            n_prompts=material["n_prompts"],
             n_episodes=args.train.num_episodes,
             seed=args.train.seed,
             folder=os.path.abspath(os.path.join(args.ckpt.path, "_pool_journal")),
         )
+        bounds = args.algo.dynamic_filtering_range if args.algo.dynamic_filtering_enable else ()
+        self._rollouts = {
+            "pool": self._pool,
+            "config": self._config,
+            "engines": engines,
+            "tasks": material["tasks"],
+            "tokenizer": material["tokenizer"],
+            "keep": KeepBetween(*bounds),
+        }
 
     def get_max_steps(self) -> int:
         """Updates to expect, for learning rate schedules; rejections make them fewer."""
@@ -87,7 +90,7 @@ class PoolTrainer:
         return None
 
     def _roll_out(self) -> Any:
-        return self._manager.run.remote(self._pool, self._config, **self._rollouts)
+        return self._manager.run.remote(**self._rollouts)
 
 
 class PPOTrainerAsync:

@@ -1,4 +1,7 @@
-"""Runs that can't go on: each ends by itself, with its cause last, and leaves no process (checked by `finish`)."""
+"""Runs that can't go on: each ends by itself, with its cause last, and leaves no process (checked by `finish`).
+
+All without PACE; what the pool pipeline survives is in test_pool_runs.py.
+"""
 
 import os
 import signal
@@ -10,6 +13,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 
 ONE_RANK = ("--actor.num_gpus_per_node", "1")
+ONE_REFERENCE_RANK = ("--ref.num_gpus_per_node", "1")
 
 
 def last_word(output: str) -> str:
@@ -20,7 +24,7 @@ def test_a_reward_function_that_raises(start, tmp_path):
     """Upstream logs the error and goes on without a reward. Other faults: tests/trainer/test_reward_check.py."""
     path = tmp_path / "reward.py"
     path.write_text("def reward_func(queries, prompts, labels, **kwargs):\n    raise KeyError('no such column')\n")
-    done = start("quickstart_cpu.sh", "--reward.remote_url", str(path), *ONE_RANK).finish()
+    done = start("train_ppo_ray_sync.sh", "--reward.remote_url", str(path), *ONE_RANK, *ONE_REFERENCE_RANK).finish()
     assert done.code == 1
     assert "reward_func raised KeyError: 'no such column'" in last_word(done.output), done.tail()
     assert f"--reward.remote_url {path}" in last_word(done.output)
@@ -28,7 +32,7 @@ def test_a_reward_function_that_raises(start, tmp_path):
 
 def test_killed_engine_ends_the_run(start):
     """Upstream's weight sync would wait for ever in its broadcast."""
-    run = start("quickstart_cpu.sh", *ONE_RANK)
+    run = start("train_ppo_ray_agent_async.sh", *ONE_RANK)
     run.wait_for("Global step 1:")
     engine = next(pid for pid in run.pids() if is_engine(pid))
     os.kill(engine, signal.SIGKILL)

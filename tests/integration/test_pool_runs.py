@@ -91,6 +91,7 @@ def test_every_actor_may_die_once(start, tmp_path):
     for step, name in enumerate(("TrajectoryPoolActor", "RolloutManagerActor", "RolloutRayActor"), start=2):
         kill(lambda name=name: actor_pid(run, name))
         run.wait_for(f"Global step {step}:")
+    run.wait_for("was started again and serves policy version")
     kill(lambda: child(actor_pid(run, "RolloutRayActor")))
     done = run.finish(limit=400)
     assert done.code == 0, done.tail()

@@ -33,12 +33,16 @@ class GroupReport:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStatus:
-    """`incarnation` changes with every start; `version` is None until the trainer lets the engine serve one."""
+    """`incarnation` changes with every start; `version` is None until the trainer lets the engine serve one.
+
+    `noise_floor` is the engine's own in nats per token, `rescore_s` the seconds that the last prefix scores took.
+    """
 
     incarnation: str
     version: int | None
     loaded: int | None
     noise_floor: float
+    rescore_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,15 @@ In: leases, the prompt data set. Out: groups into the pool.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayError
 
+from openrlhf.launch.problem import cause
 from openrlhf.trainer.fully_async.engine_balancer import EngineBalancer
 from openrlhf.trainer.fully_async.messages import GroupReport, Task
 from pace.config import PaceConfig
@@ -91,7 +94,7 @@ class RolloutManager:
         try:
             report, payload = await self._generate(lease)
         except RayError as error:
-            report, payload = GroupReport(group=None, n_tokens=0, failure=f"engines died: {error}"), None
+            report, payload = GroupReport(group=None, n_tokens=0, failure=f"engines died: {cause(error)}"), None
         if report.group is None:
             await self._fail(lease, report.failure, n_tokens=report.n_tokens)
         elif not self._keep(report.scores):
@@ -152,49 +155,40 @@ class RolloutManager:
                 await asyncio.sleep(POOL_RETRY_S)
 
 
-def keep_all(scores: tuple[float | None, ...]) -> bool:
-    """Without dynamic filtering every group is trained."""
-    return True
+@dataclass(frozen=True)
+class KeepBetween:
+    """Dynamic filtering (DAPO): keeps groups whose mean score lies strictly between the two, and those without scores.
 
+    With the default bounds every group is kept.
+    """
 
-def keep_between(low: float, high: float) -> Keep:
-    """Dynamic filtering (DAPO): groups whose mean score lies strictly between; groups without scores are kept."""
+    low: float = -math.inf
+    high: float = math.inf
 
-    def keep(scores: tuple[float | None, ...]) -> bool:
+    def __call__(self, scores: tuple[float | None, ...]) -> bool:
         known = [score for score in scores if score is not None]
-        return len(known) < len(scores) or not known or low < sum(known) / len(known) < high
-
-    return keep
+        return len(known) < len(scores) or not known or self.low < sum(known) / len(known) < self.high
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class RolloutManagerActor:
-    """The manager in a process of its own, with the data set.
+    """The manager in a process of its own.
 
     Made without arguments: one that lies in the object store may be gone when Ray restarts the actor.
     """
 
     async def run(
-        self,
-        pool: Any,
-        config: PaceConfig,
-        *,
-        pretrain: str,
-        strategy: Any,
-        engines: list[Any],
-        generate_kwargs: dict[str, Any],
+        self, *, pool: Any, config: PaceConfig, engines: list[Any], tasks: list[Any], tokenizer: list[Any], keep: Keep
     ) -> None:
-        """See `RolloutManager.run`; the rest as upstream's trainers are given it."""
-        from openrlhf.trainer.fully_async.prompts import PromptData
-
-        data = PromptData(pretrain, strategy, generate_kwargs)
-        algo = strategy.args.algo
+        """See `RolloutManager.run`. `tasks` and `tokenizer` are references in lists: to one task per row, and to what
+        the engines are given as it is."""
+        rows = await tasks[0]
         manager = RolloutManager(
             engines=engines,
             pool=pool,
             config=config,
-            task_of=data.task,
-            tokenizer=ray.put(data.tokenizer),
-            keep=keep_between(*algo.dynamic_filtering_range) if algo.dynamic_filtering_enable else keep_all,
+            task_of=lambda lease: rows[lease.index],
+            tokenizer=tokenizer[0],
+            keep=keep,
         )
         await manager.run()

@@ -2,7 +2,7 @@
 
 Invariants: step j trains exactly the batch that the pool drew for step j; it is committed after the update and the
 weight sync; an evaluation runs between two steps, so it belongs to one policy version, and "best" saves that version.
-No wait is silent: one line every HEARTBEAT_S says what is waited for.
+No wait is silent: a line every PERIOD_S says what is waited for.
 
 In: draws of the pool. Out: policy versions, `pace.jsonl`, upstream's loggers, checkpoints with the pool's state.
 """
@@ -17,12 +17,15 @@ from tqdm import tqdm
 
 from openrlhf.trainer.fully_async import checkpoint, payload
 from openrlhf.trainer.fully_async.batch import PoolExperienceMaker, to_samples
+from openrlhf.trainer.fully_async.heartbeat import PERIOD_S, during
+from openrlhf.trainer.fully_async.prompts import PromptData
 from openrlhf.trainer.fully_async.run_log import RunLog
 from openrlhf.trainer.fully_async.weight_sync import WeightSync
 from openrlhf.trainer.losses.ess import step_scale
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer, compute_eval_metrics
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.trainer.ray import policy_side
+from openrlhf.utils.utils import get_tokenizer
 from pace.config import PaceConfig
 from pace.metrics import draw_metrics
 
@@ -41,7 +44,6 @@ SHOWN = (
     "pace/ledger/wasted_token_share",
 )
 POLL_S = 2.0
-HEARTBEAT_S = 15.0
 POOL_PATIENCE_S = 30.0
 
 
@@ -58,23 +60,28 @@ class TrainingActor(BasePPOTrainer):
         generate_kwargs: dict[str, Any],
     ) -> None:
         """`groups` are upstream's actor, critic, reward and reference groups, in this order."""
-        from openrlhf.trainer.fully_async.prompts import PromptData
-
-        data = PromptData(pretrain, strategy, generate_kwargs)
-        super().__init__(strategy, *groups, engines, data.tokenizer)
-        self.experience_maker = PoolExperienceMaker(*groups, self.kl_ctl, strategy, data.tokenizer)
+        fast = not strategy.args.data.disable_fast_tokenizer
+        tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=fast)
+        super().__init__(strategy, *groups, engines, tokenizer)
+        self.experience_maker = PoolExperienceMaker(*groups, self.kl_ctl, strategy, tokenizer)
+        data = PromptData(strategy, tokenizer, generate_kwargs)
         self.config = config
         self.generate_kwargs = generate_kwargs
         self.max_steps = data.max_steps
-        self.n_prompts = len(data)
+        self.tasks = data.tasks()
         self.eval_loader = data.eval_loader
-        self.samples_generator = SamplesGenerator(strategy, None, data.eval_loader, data.tokenizer, engines)
+        self.samples_generator = SamplesGenerator(strategy, None, data.eval_loader, tokenizer, engines)
         self._timings: dict[str, float] = {}
         self._version = 0
 
-    def sizes(self) -> dict[str, int]:
-        """Rows of the data set and updates to expect."""
-        return {"n_prompts": self.n_prompts, "max_steps": self.max_steps}
+    def material(self) -> dict[str, Any]:
+        """Rows of the data set, updates to expect, and what the rollout manager needs, as references in lists."""
+        return {
+            "n_prompts": len(self.tasks),
+            "max_steps": self.max_steps,
+            "tasks": [ray.put(self.tasks)],
+            "tokenizer": [ray.put(self.tokenizer)],
+        }
 
     def prepare(self, pool: Any) -> int:
         """Connects pool and engines; restores a checkpoint if there is one. Returns the step to go on from."""
@@ -92,7 +99,8 @@ class TrainingActor(BasePPOTrainer):
             engine_size=self.args.vllm.tensor_parallel_size,
             version=self._version,
         )
-        self.weight_sync.start(own_weights=self._version == 0)
+        with during("connecting trainer and engines"):
+            self.weight_sync.start(own_weights=self._version == 0)
         return self._version
 
     def fit(self, global_step: int = 0) -> None:
@@ -102,7 +110,7 @@ class TrainingActor(BasePPOTrainer):
             self.config,
             batch_groups=self.args.rollout.batch_size,
             start_step=global_step,
-            n_prompts=self.n_prompts,
+            n_prompts=len(self.tasks),
             n_samples=self.args.rollout.n_samples_per_prompt,
         )
         with tqdm(total=self.max_steps, initial=global_step, desc="updates", unit="step") as bar:
@@ -145,7 +153,7 @@ class TrainingActor(BasePPOTrainer):
                     logger.warning("the pool died after the draw; its restart gives the same batch again")
                     continue
             self.weight_sync.revive()
-            if time.monotonic() - said >= HEARTBEAT_S:
+            if time.monotonic() - said >= PERIOD_S:
                 said = time.monotonic()
                 logger.info("%s", self._ask_pool(self.pool.waiting_for.remote))
 
@@ -157,7 +165,8 @@ class TrainingActor(BasePPOTrainer):
             max_length=self.generate_kwargs["max_len"],
             generator=self.samples_generator,
         )
-        status, step = self.train_step(samples, step)
+        with during(f"experience, update and weight sync of step {step + 1}"):
+            status, step = self.train_step(samples, step)
         self._ask_pool(lambda: self.pool.commit.remote(step - 1))
         return status, step
 
@@ -178,6 +187,12 @@ class TrainingActor(BasePPOTrainer):
         """Everything about the step that upstream does not report."""
         floors = self.weight_sync.noise_floors.values()
         numbers = draw_metrics(draw) | self._ask_pool(self.pool.report.remote) | self._timings
+        numbers["time/rescore"] = max(self.weight_sync.rescore_s.values(), default=0.0)
+        if self.args.algo.dynamic_filtering_enable:
+            filtered, failed, flying, made = (
+                numbers[f"pace/ledger/groups/{name}"] for name in ("filtered", "failed", "in_flight", "generated")
+            )
+            numbers["dynamic_filtering_pass_rate"] = 100 * (1 - filtered / max(1.0, made - failed - flying))
         numbers["pace/prefix_score/noise_floor"] = max(floors, default=0.0)
         numbers["pace/ess"], numbers["pace/m2"] = self.experience_maker.relative_ess, self.experience_maker.m2
         return numbers
@@ -211,7 +226,8 @@ class TrainingActor(BasePPOTrainer):
             "temperature": self.args.eval.temperature,
             "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
         }
-        samples = self.samples_generator.generate_eval_samples(**settings)
+        with during(f"evaluation of policy version {step}"):
+            samples = self.samples_generator.generate_eval_samples(**settings)
         metrics = compute_eval_metrics(self.eval_loader, samples, self.args.eval.n_samples_per_prompt)
         logger.info("Evaluation of policy version %d: %s", step, metrics)
         log.write("evaluation", version=step, metrics=metrics)

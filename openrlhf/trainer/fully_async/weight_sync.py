@@ -54,10 +54,12 @@ class WeightSync:
         self.version = version
         self._staged: list[dict[str, Any]] | None = None  # None: the engines' own weights are the current ones
         self._serving: dict[int, str] = {}  # incarnation by engine, as far as it serves `version`
+        self._seen: dict[int, str] = {}  # the last incarnation by engine, serving or not
         self._asked: dict[int, Any] = {}  # pending status calls
         self._failures = dict.fromkeys(range(len(self._engines)), 0)  # status calls failed in a row
         self._gone: dict[int, Exception] = {}
         self.noise_floors: dict[int, float] = {}
+        self.rescore_s: dict[int, float] = {}
 
     def start(self, *, own_weights: bool) -> None:
         """Lets the engines serve `version`: with the weights they started with, or after sending the trainer's."""
@@ -109,7 +111,7 @@ class WeightSync:
                 logger.warning("engine %d: %s", index, error)
                 continue
             self._failures[index] = 0
-            self.noise_floors[index] = status.noise_floor
+            self.noise_floors[index], self.rescore_s[index] = status.noise_floor, status.rescore_s
             if status.version is None or status.incarnation != self._serving.get(index):
                 self._bring_up(index, status)
 
@@ -121,7 +123,6 @@ class WeightSync:
         if status.version == self.version:
             self._serving[index] = status.incarnation  # it serves already: this is only news to us
             return
-        logger.warning("engine %d was started again and gets the weights of version %d", index, self.version)
         if self._staged is None:
             self._resume({index: "own"})
         elif self._on_ranks(policy_side.weights_are_staged):
@@ -162,6 +163,10 @@ class WeightSync:
         """Lets engines serve the current version, with the weights that are `loaded` or their `own`."""
         refs = {i: self._engines[i].serve.remote(self.version, weights=kind) for i, kind in weights.items()}
         served, failed = self._gather(refs, self._config.sync_timeout_s, "serve")
+        for i, incarnation in served.items():
+            if self._seen.setdefault(i, incarnation) != incarnation:
+                self._seen[i] = incarnation
+                logger.warning("engine %d was started again and serves policy version %d", i, self.version)
         self._serving = {i: inc for i, inc in self._serving.items() if i not in failed} | served
         for i, error in failed.items():
             self._end(i, error)

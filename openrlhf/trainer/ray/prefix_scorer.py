@@ -9,6 +9,7 @@ recorders and returned for the score window. Source: pace.drift; batching and bo
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from openrlhf.trainer.ray.trajectory_recorder import Prefix, TrajectoryRecorder
@@ -35,6 +36,7 @@ class PrefixScorer:
         self._max_sequence = max_sequence
         self._calibrations: list[PrefixScore] = []
         self._interrupted: list[tuple[TrajectoryRecorder, Prefix]] = []
+        self.seconds = 0.0  # that the last scoring took
 
     @property
     def floor(self) -> float:
@@ -73,7 +75,9 @@ class PrefixScorer:
         tasks = [asyncio.create_task(one(recorder, prefix)) for recorder, prefix in chosen]
         if not tasks:
             return []
+        began = time.monotonic()
         done, late = await asyncio.wait(tasks, timeout=self._deadline_s)
+        self.seconds = time.monotonic() - began
         for task in late:
             task.cancel()
         failures = [task.exception() for task in done if task.exception() is not None]

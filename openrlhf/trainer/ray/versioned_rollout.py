@@ -19,6 +19,7 @@ from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
+import ray
 from vllm import SamplingParams
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
@@ -57,7 +58,15 @@ class RolloutRayActor(rollout_actor.RolloutRayActor):
             "logprobs_mode": "processed_logprobs",
             "max_logprobs": 1,
         }
-        await super().__init__(*args, **kwargs | settings)
+        try:
+            await super().__init__(*args, **kwargs | settings)
+        except Exception:
+            # Ray gives an actor up whose constructor raises. The first start shall end the run with its cause; a later
+            # one may have met what ended the engine before, and is tried again.
+            if ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed:
+                logger.exception("the engine did not start; once more")
+                os._exit(1)
+            raise
         self._scorer = PrefixScorer(self.rescore, pace, max_sequence=kwargs["max_model_len"] - 1)
         self._background = {asyncio.create_task(self._end_when_dead())}
 
@@ -222,7 +231,11 @@ class RolloutRayActor(rollout_actor.RolloutRayActor):
         """Which engine this is and what it serves. Raises vLLM's EngineDeadError."""
         await self.check_engine()
         return EngineStatus(
-            incarnation=self._incarnation, version=self._version, loaded=self._loaded, noise_floor=self._scorer.floor
+            incarnation=self._incarnation,
+            version=self._version,
+            loaded=self._loaded,
+            noise_floor=self._scorer.floor,
+            rescore_s=self._scorer.seconds,
         )
 
     async def _control(self, call: Any, what: str) -> Any:

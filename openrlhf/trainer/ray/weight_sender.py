@@ -158,8 +158,9 @@ class NcclSender:
             free.bind(("", 0))
             port = free.getsockname()[1]
         address, size = ray.util.get_node_ip_address(), n_engines * engine_size + 1
-        own = NCCLTrainerInitInfo(master_address=address, master_port=port, world_size=size)
-        self._joining = threading.Thread(target=self._join, args=(own,), daemon=True)
+        own = NCCLTrainerInitInfo(rank=0, master_address=address, master_port=port, world_size=size)
+        device = torch.accelerator.current_device_index()
+        self._joining = threading.Thread(target=self._join, args=(own, device), daemon=True)
         self._joining.start()
         infos = [
             NCCLWeightTransferInitInfo(
@@ -175,10 +176,11 @@ class NcclSender:
         ]
         return [{k: v for k, v in dataclasses.asdict(info).items() if v is not None} for info in infos]
 
-    def _join(self, own: Any) -> None:
+    def _join(self, own: Any, device: int) -> None:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
         try:
+            torch.accelerator.set_device_index(device)  # a new thread starts on device 0
             self._own, self._group = own, trainer_init(own)
         except BaseException as error:  # raised again where it is waited for
             self._failure = error

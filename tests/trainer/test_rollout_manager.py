@@ -1,0 +1,526 @@
+"""The rollout loop over the real pool, on engines that fail, die and dawdle; Ray's handles are stood in for."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError
+
+from openrlhf.trainer.fully_async import rollout_manager
+from openrlhf.trainer.fully_async.messages import GroupReport
+from openrlhf.trainer.fully_async.rollout_manager import ENGINE_DEATHS_PER_GROUP, KeepBetween, RolloutManager
+from pace.actor import PoolService
+from pace.config import PaceConfig
+from pace.durable import DurablePool
+from pace.prompts import Lease
+from pace.types import Trajectory, TrajectoryGroup, VersionSpan
+
+PATIENCE_S = 30.0  # more than any of this takes: a run that hangs fails
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_waits():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, seconds in {"POOL_RETRY_S": 0.001, "ENGINE_RETRY_S": 0.001, "LEASE_WAIT_S": 0.2}.items():
+            patch.setattr(rollout_manager, name, seconds)
+        yield
+
+
+class PoolHandle:
+    """Ray's handle of the pool's actor: calls to a process that may be killed and comes back from its journal."""
+
+    def __init__(self, make: Callable[..., PoolService]) -> None:
+        self._make = make
+        self.service = make(fresh=True)
+        self.down = False
+        self.lost_replies: Counter[str] = Counter()  # how many replies of a method are still to be lost
+        self.ends: Counter[str] = Counter()  # by group id, `put` and `close` calls that changed something
+        self._calls: set[Any] = set()
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=lambda *args, **kwargs: self._call(method, args, kwargs))
+
+    async def _call(self, method: str, args: Any, kwargs: Any) -> Any:
+        await asyncio.sleep(0)
+        if self.down:
+            raise RayActorError()
+        call = asyncio.ensure_future(getattr(self.service, method)(*args, **kwargs))
+        self._calls.add(call)
+        try:
+            reply = await call
+        except asyncio.CancelledError:
+            if call.cancelled() and self.down:
+                raise RayActorError() from None
+            raise
+        finally:
+            self._calls.discard(call)
+        if method in ("put", "close") and reply:
+            self.ends[args[0].group_id if method == "put" else args[0]] += 1
+        if self.lost_replies[method]:
+            self.lost_replies[method] -= 1
+            raise ActorUnavailableError("the reply is lost", None)
+        return reply
+
+    def kill(self) -> None:
+        self.down = True
+        for call in self._calls:
+            call.cancel()
+
+    def restart(self) -> None:
+        self.service, self.down = self._make(fresh=False), False
+
+    @property
+    def core(self) -> Any:
+        return self.service._pool.core
+
+    @property
+    def fates(self) -> dict[str, int]:
+        return {name: n for name, n in self.core.pool.ledger.columns()["groups"].items() if n}
+
+
+class FakeEngine:
+    """An engine actor without a model. `act` decides what becomes of a call: None for a group, else a report or an
+    exception; `seconds` is how long it takes."""
+
+    def __init__(self, world: Any, *, act: Callable[[Lease], Any] = lambda lease: None, seconds: float = 0.0) -> None:
+        self._world = world
+        self.act = act
+        self.seconds = seconds
+        self.calls: list[str] = []  # group ids
+        self.generate_group = SimpleNamespace(options=self._options)
+
+    def _options(self, *, num_returns: int) -> Any:
+        assert num_returns == 2
+        return SimpleNamespace(remote=self._remote)
+
+    def _remote(self, lease: Lease, task: Any, tokenizer: Any) -> tuple[Any, Any]:
+        assert task == f"task {lease.index}" and tokenizer == "tokenizer"
+        self.calls.append(lease.group_id)
+        running = asyncio.ensure_future(self._generate(lease))
+        running.add_done_callback(lambda done: done.cancelled() or done.exception())  # a caller may be gone
+        return running, _content(running, lease)
+
+    async def _generate(self, lease: Lease) -> GroupReport:
+        began = self._world.version
+        await asyncio.sleep(self.seconds)
+        outcome = self.act(lease)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome or report(lease, began=began, ready=self._world.version)
+
+
+class _content:
+    """Reference to the payload of a call."""
+
+    def __init__(self, running: Any, lease: Lease) -> None:
+        self._running, self._lease = running, lease
+
+    def __await__(self) -> Any:
+        yield from asyncio.wait([self._running]).__await__()
+        return self._lease.group_id.encode()
+
+
+class Kept:
+    """Reference to bytes that the pool keeps."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+
+def report(lease: Lease, *, began: int = 0, ready: int = 0, scores: Any = (0.0, 1.0)) -> GroupReport:
+    """A group of two trajectories, of which `began` versions ago the first token was made; three tokens each."""
+    spans = (VersionSpan(began, 1), VersionSpan(ready, 2)) if began != ready else (VersionSpan(ready, 3),)
+    trajectories = tuple(
+        Trajectory(
+            trajectory_id=f"{lease.group_id}/{i}",
+            group_id=lease.group_id,
+            prompt_id=lease.prompt_id,
+            spans=spans,
+            completed_version=ready,
+        )
+        for i in range(2)
+    )
+    group = TrajectoryGroup(
+        group_id=lease.group_id,
+        prompt_id=lease.prompt_id,
+        trajectories=trajectories,
+        ready_version=ready,
+        attempt=lease.attempt,
+    )
+    return GroupReport(group=group, n_tokens=6, scores=scores)
+
+
+def failure(n_tokens: int = 4) -> GroupReport:
+    return GroupReport(group=None, n_tokens=n_tokens, failure="RuntimeError: the environment is broken")
+
+
+class World:
+    """Pool, engines, manager and a trainer that only counts versions."""
+
+    def __init__(
+        self, folder: Any, *, n_engines: int = 2, n_prompts: int = 12, batch: int = 4, episodes: int = 1, **knobs: Any
+    ) -> None:
+        self.version = 0
+        self.config = PaceConfig(**{"max_reject_rate": 0.0, "k_max": -1, **knobs})
+        self.keep: Any = KeepBetween()
+        self.n_prompts = n_prompts * episodes
+        self.draws: list[Any] = []
+
+        def make(*, fresh: bool) -> PoolService:
+            pool = DurablePool(
+                self.config,
+                batch_groups=batch,
+                n_prompts=n_prompts,
+                n_episodes=episodes,
+                seed=0,
+                folder=folder,
+                fresh=fresh,
+                clock=time.time,
+            )
+            return PoolService(pool, keep=Kept)
+
+        self.pool = PoolHandle(make)
+        self.engines = [FakeEngine(self) for _ in range(n_engines)]
+
+    def manager(self) -> RolloutManager:
+        return RolloutManager(
+            engines=self.engines,
+            pool=self.pool,
+            config=self.config,
+            task_of=lambda lease: f"task {lease.index}",
+            tokenizer="tokenizer",
+            keep=self.keep,
+        )
+
+    async def train(self) -> None:
+        step = 0
+        while True:
+            try:
+                reply = await self.pool.draw.remote(step, timeout_s=0.2)
+                if reply.draw is None:
+                    if reply.finished:
+                        return
+                    continue
+                contents = [payload.content.decode() for payload in reply.payloads]
+                assert contents == [group.group_id for group in reply.draw.groups]
+                await asyncio.sleep(0)
+                self.version = step + 1
+                await self.pool.set_version.remote(step + 1)
+                await self.pool.commit.remote(step)
+            except RayActorError:
+                await asyncio.sleep(0.005)
+                continue
+            self.draws.append(reply.draw)
+            step += 1
+
+    def run(self, *others: Any) -> None:
+        """Manager and trainer to the end of the data, beside whatever else happens."""
+
+        async def scenario() -> None:
+            parts = [self.manager().run(), self.train(), *(other() for other in others)]
+            await asyncio.wait_for(asyncio.gather(*parts), PATIENCE_S)
+
+        asyncio.run(scenario())
+        self.check()
+
+    def check(self) -> None:
+        """The ledger closes and every lease has ended once."""
+        self.pool.core.pool.ledger.check()
+        assert not {"in_pool", "in_flight"} & self.pool.fates.keys()
+        assert set(self.pool.ends.values()) <= {1}, "a group that left twice"
+        assert sum(self.pool.ends.values()) == self.pool.fates["generated"]
+
+    @property
+    def trained(self) -> Counter[str]:
+        """How often each prompt was trained."""
+        return Counter(group.prompt_id for draw in self.draws for group in draw.groups)
+
+    @property
+    def calls(self) -> Counter[str]:
+        """How often each group was asked for."""
+        return sum((Counter(engine.calls) for engine in self.engines), Counter())
+
+
+@pytest.fixture
+def make(tmp_path):
+    return lambda **settings: World(tmp_path / "pool", **settings)
+
+
+def test_every_prompt_of_every_episode_leaves_exactly_once(make):
+    world = make(n_prompts=12, episodes=2)
+    world.run()
+    assert len(world.trained) == 24 and set(world.trained.values()) == {1}
+    assert set(world.calls.values()) == {1}
+    assert [len(draw.groups) for draw in world.draws] == [4] * 6
+    assert world.pool.fates == {"generated": 24, "trained": 24}
+
+
+def test_the_engines_never_have_more_than_the_pool_allows(make):
+    world = make(n_prompts=30, max_inflight_groups=5)
+    most = []
+    world.engines[0].act = world.engines[1].act = lambda lease: most.append(world.pool.core.pool.ledger.n_in_flight)
+    world.run()
+    assert max(most) == 5
+
+
+def test_a_group_whose_engine_dies_goes_to_another_and_is_not_doubled(make):
+    world = make(n_prompts=8)
+    world.engines[0].act = lambda lease: ActorDiedError()
+    world.engines[0].seconds = 0.01
+    world.run()
+    assert world.engines[0].calls and set(world.engines[1].calls) == world.calls.keys()
+    assert len(world.trained) == 8 and set(world.trained.values()) == {1}
+    assert world.pool.fates == {"generated": 8, "trained": 8}
+
+
+def test_a_dead_engine_rests_while_its_groups_wait_for_another(make):
+    """Otherwise the groups that start meanwhile would run into it as well."""
+    world = make(n_prompts=20, n_engines=2, max_inflight_groups=4)
+    world.engines[0].act = lambda lease: ActorDiedError()
+    world.run()
+    assert len(world.engines[0].calls) <= 4
+
+
+def test_an_engine_that_is_starting_again_costs_no_attempt(make):
+    world = make(n_prompts=2, n_engines=1, batch=2)
+    waits = iter([ActorUnavailableError("starting", None)] * (3 * ENGINE_DEATHS_PER_GROUP))
+    world.engines[0].act = lambda lease: next(waits, None)
+    world.run()
+    assert world.pool.fates == {"generated": 2, "trained": 2}
+
+
+def test_when_all_engines_die_the_groups_fail_and_are_counted(make, caplog):
+    world = make(n_prompts=5)
+    for engine in world.engines:
+        engine.act = lambda lease: ActorDiedError()
+    world.run()
+    assert world.pool.fates == {"generated": 5, "failed": 5} and not world.draws
+    assert set(world.calls.values()) == {ENGINE_DEATHS_PER_GROUP}
+    assert "engines died" in caplog.text
+
+
+@pytest.mark.parametrize(("on_failure", "attempts"), [("drop", 1), ("requeue", 4)])
+@pytest.mark.parametrize("how", ["reported", "died"])
+def test_a_prompt_that_keeps_failing_is_dropped_at_once_or_at_the_cap(make, how, on_failure, attempts):
+    world = make(n_prompts=8, on_failure=on_failure, requeue_cap=3)
+
+    def act(lease: Lease) -> Any:
+        bad = lease.index == 2
+        return (failure(n_tokens=4) if how == "reported" else ActorDiedError()) if bad else None
+
+    for engine in world.engines:
+        engine.act = act
+    world.run()
+    assert world.pool.fates == {"generated": 7 + attempts, "trained": 7, "failed": attempts}
+    assert "0:2" not in world.trained
+    tokens = world.pool.core.pool.ledger.columns()["tokens"]
+    assert tokens["failed"] == (4 * attempts if how == "reported" else 0) and tokens["trained"] == 7 * 6
+    assert {group for group in world.calls if group.startswith("0:2.")} == {f"0:2.{i}" for i in range(attempts)}
+
+
+def test_a_prompt_that_fails_once_is_trained_later(make):
+    world = make(n_prompts=8, on_failure="requeue")
+    for engine in world.engines:
+        engine.act = lambda lease: failure() if lease.index == 2 and lease.attempt == 0 else None
+    world.run()
+    assert world.trained["0:2"] == 1 and world.pool.fates == {"generated": 9, "trained": 8, "failed": 1}
+
+
+def test_dynamic_filtering_drops_groups_and_keeps_all_others_to_the_end(make):
+    """The last batch is short; no accepted group is thrown away with the end of the data."""
+    world = make(n_prompts=9)
+    world.keep = KeepBetween(0.0, 1.0)
+    for engine in world.engines:
+        engine.act = lambda lease: report(lease, scores=(1.0, 1.0), ready=world.version) if lease.index < 3 else None
+    world.run()
+    assert world.pool.fates == {"generated": 9, "trained": 6, "filtered": 3}
+    assert [len(draw.groups) for draw in world.draws] == [4, 2]
+    assert world.pool.core.pool.ledger.columns()["tokens"]["filtered"] == 18
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        ((0.0, 0.0), False),
+        ((1.0, 1.0), False),
+        ((0.0, 1.0), True),
+        ((None, 1.0), True),
+        ((), True),
+        ((0.2, 0.2), False),
+        ((0.3, 0.3), True),
+    ],
+)
+def test_groups_are_kept_strictly_between_the_bounds(scores, kept):
+    assert KeepBetween(0.2, 1.0)(scores) is kept
+    assert KeepBetween()(scores)
+
+
+def test_a_slow_engine_gets_fewer_groups(make):
+    world = make(n_prompts=60, max_inflight_groups=6)
+    world.engines[0].seconds, world.engines[1].seconds = 0.03, 0.003
+    world.run()
+    assert 0 < len(world.engines[0].calls) * 2 < len(world.engines[1].calls)
+
+
+def test_a_pool_that_was_away_finds_every_group_again(make):
+    world = make(n_prompts=40, max_inflight_groups=6)
+    for engine in world.engines:
+        engine.seconds = 0.005
+
+    async def outages() -> None:
+        for n_trained in (1, 4):
+            while len(world.draws) < n_trained:
+                await asyncio.sleep(0.001)
+            world.pool.kill()
+            await asyncio.sleep(0.03)
+            world.pool.restart()
+
+    world.run(outages)
+    assert len(world.trained) == 40 and set(world.trained.values()) == {1}
+    assert set(world.calls.values()) == {1}, "what was running is not begun again"
+    assert world.pool.fates == {"generated": 40, "trained": 40}
+
+
+@pytest.mark.parametrize("method", ["lease", "put", "close", "outstanding"])
+def test_a_lost_reply_loses_and_doubles_nothing(make, method):
+    world = make(n_prompts=12)
+    for engine in world.engines:
+        engine.act = lambda lease: failure() if lease.index == 0 else None
+    world.pool.lost_replies[method] = 1
+    world.run()
+    assert world.pool.lost_replies[method] == 0
+    assert set(world.calls.values()) == {1} and len(world.calls) == 12
+    assert world.pool.fates == {"generated": 12, "trained": 11, "failed": 1}
+
+
+def test_a_pool_that_stays_away_ends_the_run(make, monkeypatch):
+    monkeypatch.setattr(rollout_manager, "POOL_PATIENCE_S", 0.02)
+    world = make()
+    world.pool.kill()
+    with pytest.raises(RayActorError):
+        asyncio.run(asyncio.wait_for(world.manager().run(), PATIENCE_S))
+
+
+def test_a_new_manager_takes_up_what_the_old_one_had_in_flight(make):
+    world = make(n_prompts=16, max_inflight_groups=4)
+    for engine in world.engines:
+        engine.seconds = 0.005
+
+    async def scenario() -> None:
+        training = asyncio.create_task(world.train())
+        first = world.manager()
+        old = asyncio.create_task(first.run())
+        while not world.draws:
+            await asyncio.sleep(0.001)
+        in_flight = set(world.pool.core.in_flight)
+        assert in_flight
+        gone = [old, *first._running.values()]
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        await world.manager().run()
+        await training
+        assert any(world.calls[group_id] == 2 for group_id in in_flight)
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+    assert len(world.trained) == 16 and set(world.trained.values()) == {1}
+    assert world.pool.fates == {"generated": 16, "trained": 16}
+
+
+def test_a_payload_that_is_lost_with_its_machine_is_a_failed_group(make):
+    world = make(n_prompts=4, on_failure="requeue")
+    put, lost = world.pool.service.put, iter([True])
+
+    async def losing(group: Any, payload: Any) -> bool:
+        if next(lost, False):
+            raise ObjectLostError("ab" * 28, None, "")
+        return await put(group, payload)
+
+    world.pool.service.put = losing
+    world.run()
+    assert world.pool.fates == {"generated": 5, "trained": 4, "failed": 1}
+
+
+def test_what_no_retry_helps_against_ends_the_run(make):
+    world = make()
+    world.keep = lambda scores: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        world.run()
+
+
+def test_strict_mode_trains_at_lag_0(make):
+    world = make(n_prompts=40, strict=True)
+    for engine in world.engines:
+        engine.seconds = 0.002
+        engine.act = lambda lease: failure() if lease.index == 5 else None
+    world.run()
+    assert len(world.draws) == 10
+    lags = [decision.total for draw in world.draws for decision in draw.decisions]
+    assert len(lags) == 39 and set(lags) == {0.0}
+    versions = [{s.version for g in draw.groups for t in g.trajectories for s in t.spans} for draw in world.draws]
+    assert versions == [{step} for step in range(10)]
+
+
+def test_without_strict_mode_the_engines_run_ahead(make):
+    """So that the test before is about the mode."""
+    world = make(n_prompts=40)
+    for engine in world.engines:
+        engine.seconds = 0.002
+    world.run()
+    assert any(decision.total for draw in world.draws for decision in draw.decisions)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10**6),
+    knobs=st.fixed_dictionaries(
+        {
+            "on_failure": st.sampled_from(["drop", "requeue"]),
+            "on_reject": st.sampled_from(["drop", "requeue"]),
+            "requeue_cap": st.integers(1, 3),
+            "max_reject_rate": st.sampled_from([0.0, 0.5]),
+            "target_batches": st.just(1.0),
+            "rate_smoothing": st.just(0.0),
+            "k_max": st.sampled_from([-1, 1, 8]),
+            "admission": st.sampled_from(["none", "areal"]),
+            "max_inflight_groups": st.sampled_from([0, 1, 5]),
+        }
+    ),
+)
+def test_whatever_fails_the_ledger_closes_and_every_prompt_has_one_fate(tmp_path_factory, seed, knobs):
+    rng = random.Random(seed)
+    world = World(tmp_path_factory.mktemp("pool") / "pool", n_engines=3, n_prompts=rng.randint(1, 20), **knobs)
+    world.keep = KeepBetween(0.0, 1.0)
+    for method in ("lease", "put", "close"):
+        world.pool.lost_replies[method] = rng.randint(0, 2)
+
+    def act(lease: Lease) -> Any:
+        what = rng.random()
+        if what < 0.15:
+            return rng.choice([ActorDiedError(), ActorUnavailableError("starting", None)])
+        if what < 0.3:
+            return failure()
+        return report(lease, scores=(1.0, 1.0), ready=world.version) if what < 0.4 else None
+
+    for engine in world.engines:
+        engine.act, engine.seconds = act, rng.choice([0.0, 0.002])
+    world.run()
+
+    assert set(world.trained.values()) <= {1}
+    fates = world.pool.fates
+    assert fates["generated"] == sum(fates.values()) - fates["generated"]
+    attempts = Counter(group_id.rsplit(".", 1)[0] for group_id in world.pool.ends)
+    assert len(attempts) == world.n_prompts, "every prompt was rolled out"
+    assert max(attempts.values()) <= 1 + knobs["requeue_cap"]
+    # Each attempt but a prompt's last was put back; the last one is its fate.
+    put_back = sum(n - 1 for n in attempts.values())
+    assert fates["generated"] == world.n_prompts + put_back
+    if knobs["on_failure"] == knobs["on_reject"] == "drop":
+        assert put_back == 0
