@@ -113,6 +113,7 @@ def test_a_killed_run_goes_on_where_its_checkpoint_stands(start, tmp_path):
     first.process.wait(30)
     second = start("quickstart_cpu.sh", *flags, "--ckpt.load_enable").finish()
     assert second.code == 0, second.tail()
+    assert (second.folder / "model" / "config.json").exists()
     starts = [
         line["start_step"] for line in run_log.read(tmp_path / "log" / run_log.NAME) if line["kind"] == "settings"
     ]
@@ -139,7 +140,8 @@ def test_decisions_replay_from_the_log_and_strict_has_no_lag(start, tmp_path):
         assert closes(line)
     assert all(0 < line["metrics"]["pace/ess"] <= 1 for line in lines)
     tampered = json.loads(json.dumps(lines[-1]["draw"]))
-    tampered["decisions"][0]["outcome"] = "rejected"
+    first = tampered["decisions"][0]
+    first["outcome"] = "kept" if first["outcome"] == "rejected" else "rejected"
     assert replay(unpack_draw(tampered), budget=budget, cap=StaleCap(8))
     lags = [line["metrics"]["pace/staleness/total/max"] for line in steps(strict)]
     assert lags == [0.0] * 10

@@ -12,21 +12,6 @@ def updates(output: str) -> list[int]:
     return [int(step) for step in re.findall(r"Global step (\d+): \{", output)]
 
 
-def test_async_run_saves_and_resumes(start, tmp_path):
-    """Partial rollout on two ZeRO-3 ranks; a second run goes on where the first one's checkpoint stands."""
-    checkpoints = ("--ckpt.path", str(tmp_path / "checkpoints"), "--ckpt.save_steps", "2")
-    first = start("quickstart_cpu.sh", "--data.max_samples", "64", *checkpoints).finish()
-    assert first.code == 0, first.tail()
-    assert updates(first.output) == [1, 2, 3, 4]
-    assert (first.folder / "model" / "config.json").exists()
-    assert (tmp_path / "checkpoints" / "_actor" / "latest").read_text() == "global_step4"
-
-    again = ("--data.max_samples", "64", "--train.num_episodes", "2", "--ckpt.load_enable")
-    second = start("quickstart_cpu.sh", *again, *checkpoints).finish()
-    assert second.code == 0, second.tail()
-    assert updates(second.output)[0] == 5, second.tail()
-
-
 def test_sync_run_as_a_ray_job(start):
     """`ray_job_submit.sh` starts a head, submits, follows the log and stops the head."""
     script = "examples/scripts/train_ppo_ray_sync.sh"
