@@ -44,6 +44,8 @@ TRAIN_ARGS=(
 
 PACE_ARGS=(
     --pace.enable
+    --pace.admission areal # rollouts outrun training here: hold them back instead of rejecting what is stale
+    --pace.admission_eta 1
     --pace.log_dir "$RUN_DIR" # pace.jsonl: every step, every decision
 )
 
