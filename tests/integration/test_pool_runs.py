@@ -18,7 +18,7 @@ from pace.state import unpack_draw
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 
 POOL = ("--pace.enable", "--actor.num_gpus_per_node", "1")
-ALL_TRAINED = ("--pace.max_reject_rate", "0", "--pace.k_max", "-1")
+ALL_TRAINED = ("--pace.admission", "none", "--pace.max_reject_rate", "0", "--pace.k_max", "-1")
 
 
 def steps(folder: Path) -> list[dict]:
@@ -130,7 +130,8 @@ def test_decisions_replay_from_the_log_and_strict_has_no_lag(start, tmp_path):
     """One run with rejection and short batches at the end, one that is synchronous through the same code."""
     free, strict = tmp_path / "free", tmp_path / "strict"
     flags = ("--data.max_samples", "160", "--rollout.micro_batch_size", "16")
-    for folder, more in ((free, ("--pace.loss", "m2po", "--pace.ess_step_size")), (strict, ("--pace.strict",))):
+    rejecting = ("--pace.admission", "none", "--pace.loss", "m2po", "--pace.ess_step_size")
+    for folder, more in ((free, rejecting), (strict, ("--pace.strict", "--pace.admission_eta", "0"))):
         done = start("quickstart_cpu.sh", *POOL, *flags, "--pace.log_dir", str(folder), *more).finish()
         assert done.code == 0, done.tail()
     budget = RejectionBudget(batch_groups=16)
