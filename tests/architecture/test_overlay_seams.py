@@ -388,7 +388,7 @@ SEAMS += [
         {"TokensPrompt.prompt_token_ids": None, "_PromptOptions.cache_salt": None},
     ),
     *_seams(
-        "ray/trajectory_recorder",
+        "fully_async/trajectory_recorder",
         "vllm.outputs",
         {
             "CompletionOutput.token_ids": None,

@@ -85,7 +85,7 @@ class ScriptedEngine:
 
 def recorded(*generations: tuple[str, str, Sequence[int]], start_version: int = 0) -> Any:
     """A recorder that has seen these (prompt, text, versions)."""
-    from openrlhf.trainer.ray.trajectory_recorder import TrajectoryRecorder
+    from openrlhf.trainer.fully_async.trajectory_recorder import TrajectoryRecorder
 
     engine = ScriptedEngine(*(completion(text, versions) for _, text, versions in generations))
     recorder = TrajectoryRecorder(engine, name="g0/0.0", start_version=start_version)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openrlhf.trainer.ray.engine_control import EngineTimeout, control
+from openrlhf.trainer.fully_async.engine_control import EngineTimeout, control
 
 
 class EngineDeadError(Exception):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openrlhf.trainer.fully_async.payload import finish, group_records, pack, scores, unpack
-from openrlhf.trainer.ray.trajectory_recorder import NOT_GENERATED, UNKNOWN
+from openrlhf.trainer.fully_async.trajectory_recorder import NOT_GENERATED, UNKNOWN
 from pace.prompts import Lease
 
 LEASE = Lease(group_id="0:3.1", prompt_id="0:3", index=3, episode=0, attempt=1)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from openrlhf.trainer.ray.prefix_scorer import CALIBRATIONS, PrefixScorer
+from openrlhf.trainer.fully_async.prefix_scorer import CALIBRATIONS, PrefixScorer
 from pace.config import PaceConfig
 
 

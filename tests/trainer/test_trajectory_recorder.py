@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openrlhf.trainer.ray.trajectory_recorder import NOT_GENERATED, UNKNOWN, TrajectoryRecorder
+from openrlhf.trainer.fully_async.trajectory_recorder import NOT_GENERATED, UNKNOWN, TrajectoryRecorder
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
 
 N, U = NOT_GENERATED, UNKNOWN

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from openrlhf.trainer.ray.trajectory_recorder import NOT_GENERATED, UNKNOWN, TrajectoryRecorder
+from openrlhf.trainer.fully_async.trajectory_recorder import NOT_GENERATED, UNKNOWN, TrajectoryRecorder
 from pace.prompts import Lease
 from pace.types import Trajectory, TrajectoryGroup, spans_of
 

@@ -27,12 +27,12 @@ from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
 from openrlhf.trainer.fully_async import payload
+from openrlhf.trainer.fully_async.engine_control import EngineTimeout, control
 from openrlhf.trainer.fully_async.messages import EngineStatus, GroupReport, LoadReport, Task
+from openrlhf.trainer.fully_async.prefix_scorer import PrefixScorer
+from openrlhf.trainer.fully_async.trajectory_recorder import Generation, TrajectoryRecorder
 from openrlhf.trainer.ray import rollout_actor
-from openrlhf.trainer.ray.engine_control import EngineTimeout, control
-from openrlhf.trainer.ray.prefix_scorer import PrefixScorer
 from openrlhf.trainer.ray.reward_check import check_response
-from openrlhf.trainer.ray.trajectory_recorder import Generation, TrajectoryRecorder
 from openrlhf.trainer.ray.weight_transfer import transfer_backend
 from pace.config import PaceConfig
 from pace.prompts import Lease

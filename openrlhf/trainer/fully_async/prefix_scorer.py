@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from openrlhf.trainer.ray.trajectory_recorder import Prefix, TrajectoryRecorder
+from openrlhf.trainer.fully_async.trajectory_recorder import Prefix, TrajectoryRecorder
 from pace.config import PaceConfig
 from pace.drift import Phi, PrefixScore, noise_floor, prefix_score
 
