@@ -23,7 +23,7 @@ from pace.prompts import Lease
 from pace.state import pack_group, unpack_group
 from pace.types import PoolDraw, RejectReason, TrajectoryGroup
 
-_STATE, _PAYLOADS = "state.json", "payloads"
+STATE, _PAYLOADS = "state.json", "payloads"
 
 # How a journaled call is made again from its plain arguments.
 _CALLS: dict[str, Callable[..., Any]] = {
@@ -162,7 +162,7 @@ class DurablePool:
         for leftover in (partial, old):
             shutil.rmtree(leftover, ignore_errors=True)
         (partial / _PAYLOADS).mkdir(parents=True)
-        write_file(partial / _STATE, json.dumps(self.core.state_dict(), allow_nan=False).encode())
+        write_file(partial / STATE, json.dumps(self.core.state_dict(), allow_nan=False).encode())
         for group_id in sorted(self.core.held):
             self._payloads.copy_to(partial / _PAYLOADS, group_id)
         sync_folder(partial)
@@ -179,7 +179,7 @@ class DurablePool:
         """
         self._tick()
         core = self._make()
-        core.load_state_dict(json.loads((folder / _STATE).read_bytes()), restart_in_flight=True)
+        core.load_state_dict(json.loads((folder / STATE).read_bytes()), restart_in_flight=True)
         saved = PayloadFiles(folder / _PAYLOADS)
         for group_id in sorted(core.held):
             self._payloads.write(group_id, saved.read(group_id))

@@ -16,10 +16,10 @@ from openrlhf.launch.checkpoints import AFRESH
 from openrlhf.launch.checkpoints import FLAG as LOAD
 from openrlhf.launch.problem import Problem
 from pace.config import PaceConfig, flag, from_args
+from pace.durable import STATE
 from pace.leased_pool import LeasedPool
 from pace.state import State
 
-STATE = "state.json"  # as pace.durable names it
 QUEUE_SIZE = 1  # upstream's default
 
 

@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from openrlhf._upstream.trainer import ppo_trainer_async as upstream
+from openrlhf.launch import reading
 from openrlhf.trainer.fully_async import training_actor
 from openrlhf.trainer.fully_async.rollout_manager import KeepBetween, RolloutManagerActor
 from pace.actor import TrajectoryPoolActor
@@ -99,6 +100,5 @@ class PPOTrainerAsync:
     @staticmethod
     def remote(pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> Any:
         """The actor of the pipeline that the flags ask for."""
-        pace = getattr(strategy.args, "pace", None)
-        enabled = pace is not None and pace.enable
-        return (PoolTrainer if enabled else upstream.PPOTrainerAsync).remote(pretrain, strategy, *args, **kwargs)
+        actor = PoolTrainer if reading.trains_from_pool(strategy.args) else upstream.PPOTrainerAsync
+        return actor.remote(pretrain, strategy, *args, **kwargs)

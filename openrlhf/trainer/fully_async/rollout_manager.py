@@ -19,7 +19,7 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 
 from openrlhf.launch.problem import cause
 from openrlhf.trainer.fully_async.engine_balancer import EngineBalancer
-from openrlhf.trainer.fully_async.messages import GroupReport, Task
+from openrlhf.trainer.fully_async.messages import POOL_PATIENCE_S, POOL_RETRY_S, GroupReport, Task
 from pace.config import PaceConfig
 from pace.prompts import Lease
 from pace.types import RejectReason
@@ -27,9 +27,7 @@ from pace.types import RejectReason
 logger = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 10.0
-# How long the pool may be away: Ray starts it again, and it reads its journal.
-POOL_PATIENCE_S = 30.0
-POOL_RETRY_S = ENGINE_RETRY_S = 0.5
+ENGINE_RETRY_S = 0.5
 # A prompt at which engines die again and again must not take all of them down for ever.
 ENGINE_DEATHS_PER_GROUP = 3
 

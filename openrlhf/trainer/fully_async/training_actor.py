@@ -18,6 +18,7 @@ from tqdm import tqdm
 from openrlhf.trainer.fully_async import checkpoint, payload
 from openrlhf.trainer.fully_async.batch import PoolExperienceMaker, to_samples
 from openrlhf.trainer.fully_async.heartbeat import PERIOD_S, during
+from openrlhf.trainer.fully_async.messages import POOL_PATIENCE_S, POOL_RETRY_S
 from openrlhf.trainer.fully_async.prompts import PromptData
 from openrlhf.trainer.fully_async.run_log import RunLog
 from openrlhf.trainer.fully_async.weight_sync import WeightSync
@@ -44,7 +45,6 @@ SHOWN = (
     "pace/ledger/wasted_token_share",
 )
 POLL_S = 2.0
-POOL_PATIENCE_S = 30.0
 
 
 class TrainingActor(BasePPOTrainer):
@@ -72,7 +72,6 @@ class TrainingActor(BasePPOTrainer):
         self.eval_loader = data.eval_loader
         self.samples_generator = SamplesGenerator(strategy, None, data.eval_loader, tokenizer, engines)
         self._timings: dict[str, float] = {}
-        self._version = 0
 
     def material(self) -> dict[str, Any]:
         """Rows of the data set, updates to expect, and what the rollout manager needs, as references in lists."""
@@ -88,8 +87,8 @@ class TrainingActor(BasePPOTrainer):
         states = self.init_checkpoint_states()
         self.restore_best_checkpoint_state(states)
         self.pool = pool
-        self._version = states["global_step"]
-        if self._version:
+        version: int = states["global_step"]
+        if version:
             ray.get(pool.load.remote(checkpoint.folder(self.args, states)))
         self.weight_sync = WeightSync(
             engines=self.vllm_engines,
@@ -97,11 +96,11 @@ class TrainingActor(BasePPOTrainer):
             pool=pool,
             config=self.config,
             engine_size=self.args.vllm.tensor_parallel_size,
-            version=self._version,
+            version=version,
         )
         with during("connecting trainer and engines"):
-            self.weight_sync.start(own_weights=self._version == 0)
-        return self._version
+            self.weight_sync.start(own_weights=version == 0)
+        return version
 
     def fit(self, global_step: int = 0) -> None:
         """Trains until the pool says that nothing more will come."""
@@ -180,8 +179,7 @@ class TrainingActor(BasePPOTrainer):
 
     def broadcast_to_vllm(self) -> None:
         """Weight sync; upstream's `train_step` calls it after the update."""
-        self._version += 1
-        self._timings = self.weight_sync.push(self._version)
+        self._timings = self.weight_sync.push(self.weight_sync.version + 1)
 
     def _numbers(self, draw: Any) -> dict[str, float]:
         """Everything about the step that upstream does not report."""
@@ -211,11 +209,11 @@ class TrainingActor(BasePPOTrainer):
 
     def _save(self, step: int, status: dict[str, Any]) -> None:
         """Upstream's logs and checkpoints, the pool's state with them."""
-        client_states = checkpoint.client_states(step)
-        if step % self.args.ckpt.save_steps == 0:
+        saves = step % self.args.ckpt.save_steps == 0
+        if saves:
             checkpoint.save_pool(self.args, self.pool, step)
-        self.save_logs_and_checkpoints(step, status, client_states)
-        if step % self.args.ckpt.save_steps == 0:
+        self.save_logs_and_checkpoints(step, status, checkpoint.client_states(step))
+        if saves:
             checkpoint.prune(self.args)
 
     def _evaluate(self, step: int, log: RunLog) -> None:
@@ -249,4 +247,4 @@ class TrainingActor(BasePPOTrainer):
                 if time.monotonic() > deadline:
                     raise
                 logger.warning("the trajectory pool is away; waiting for its restart")
-                time.sleep(0.5)
+                time.sleep(POOL_RETRY_S)

@@ -143,7 +143,7 @@ class WeightSync:
         """Loads the staged weights; once more where loading failed and the engine lives. Others are ended."""
         loaded: dict[int, LoadReport] = {}
         wanted = [i for i in indices if i not in self._gone]
-        for attempt in range(LOAD_ATTEMPTS):
+        for _ in range(LOAD_ATTEMPTS):
             refs = {i: self._engines[i].load_weights.remote(version, self._staged) for i in wanted}
             sent = policy_side.on_ranks(self._actor_group, policy_side.send_weights)
             done, failed = self._gather(refs, self._config.sync_timeout_s, f"load_weights of version {version}")
@@ -153,10 +153,9 @@ class WeightSync:
             for i in failed.keys() - set(wanted):
                 self._end(i, failed[i])
             if not wanted:
-                return loaded
-            if attempt == LOAD_ATTEMPTS - 1:
-                for i in wanted:
-                    self._end(i, failed[i])
+                break
+        for i in wanted:
+            self._end(i, failed[i])
         return loaded
 
     def _resume(self, weights: Mapping[int, str]) -> None:
