@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 KINDS = ("tied", "untied", "lora", "moe")
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": 160,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -28,8 +28,8 @@ def plain(kind: str, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     if kind == "moe":
         experts = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1}
-        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SIZES, **experts)).eval()
-    return Qwen3ForCausalLM(Qwen3Config(**_SIZES, tie_word_embeddings=kind == "tied")).eval()
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **experts)).eval()
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=kind == "tied")).eval()
 
 
 def trained(kind: str, seed: int) -> torch.nn.Module:

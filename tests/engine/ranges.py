@@ -6,6 +6,7 @@ set from it alone. All other weights differ between sets as well, so that stale 
 
 from pathlib import Path
 
+import models
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -18,21 +19,8 @@ VOCABULARY = 384
 def model(version: int) -> Qwen3ForCausalLM:
     """Weight set `version`, float32."""
     torch.manual_seed(100 + version)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        initializer_range=0.2,
-    )
+    sizes = models.SIZES | {"vocab_size": VOCABULARY, "max_position_embeddings": 1024}
+    config = Qwen3Config(**sizes, tie_word_embeddings=False)
     made = Qwen3ForCausalLM(config).eval()
     with torch.no_grad():
         made.model.embed_tokens.weight[:, 0] = 12.0

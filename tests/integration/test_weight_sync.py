@@ -1,7 +1,5 @@
 """Engines that die, hang or fail during a weight sync or a scoring, on real Ray with named fakes for the engines."""
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,24 +12,6 @@ import ray
 from pace.config import PaceConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """Ray on the loopback address, in a folder whose path is short enough for its sockets."""
-    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
-    ray.init(
-        address="local",
-        num_cpus=2,
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=80_000_000,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=folder,
-    )
-    yield
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 class World:

@@ -2,9 +2,7 @@
 
 import os
 import random
-import shutil
 import signal
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,24 +18,6 @@ ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 PATIENCE = 90.0  # seconds for a restart on a busy machine
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """Ray on 127.0.0.1, in a folder whose path is short enough for its sockets."""
-    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
-    ray.init(
-        address="local",
-        num_cpus=2,
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=80_000_000,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=folder,
-    )
-    yield
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Client:
