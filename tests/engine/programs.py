@@ -113,6 +113,9 @@ async def _exact_labels(folder: str, kv: str, turns: str) -> dict[str, Any]:
                 blocks.append(block)
 
         groups = asyncio.gather(*(group(number) for number in range(50)))
+        while not actor._scorer.calibrated:  # by trajectories of one version, so before the first update
+            assert not groups.done(), "no trajectory could be used to measure the engine's noise"
+            await asyncio.sleep(0.05)
         stops, scores = [], []
         for version in range(1, ranges.N_SETS):
             await asyncio.sleep(0.15)
@@ -128,6 +131,7 @@ async def _exact_labels(folder: str, kv: str, turns: str) -> dict[str, Any]:
             "scores": len(scores),
             "scores_finite": all(0 <= score < 1e3 for score in scores),
             "noise_floor": actor._scorer.floor,
+            "calibration_tokens": sum(score.n_scored for score in actor._scorer._calibrations),
         }
 
     return await with_engine(run, folder, kv=kv, agent_func_path=agent, pfs_deadline_s=30.0)

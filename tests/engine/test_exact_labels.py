@@ -16,4 +16,5 @@ def test_no_label_is_wrong(run_program, first_weights, kv, turns):
     if kv == "recompute":
         assert seen["worst_logprob"] < 1e-4
     assert seen["scored_trajectories"] > 20 and seen["scores_finite"]
-    assert 0 < seen["noise_floor"] < 1e-4
+    # Measured, on real tokens; it may be exactly 0, where decoding and rescoring agree to the last bit.
+    assert seen["calibration_tokens"] > 100 and 0 <= seen["noise_floor"] < 1e-4
