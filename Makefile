@@ -11,11 +11,11 @@ quickstart: $(VENV)/.run
 	$(BIN)/python -m examples.tiny.quickstart
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu"
-	$(BIN)/python -m pytest -q -m "(slow or ray) and not gpu"
+	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu" --numprocesses auto --maxprocesses 4
+	$(BIN)/python -m pytest -q -m "(slow or ray) and not gpu" --durations 30
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu"
+	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu" --numprocesses auto --maxprocesses 4
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

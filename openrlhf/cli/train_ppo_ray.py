@@ -65,10 +65,11 @@ def _prepare(parsed: argparse.Namespace, stack: ExitStack) -> None:
 
 def _choose_pipeline(args: Any) -> None:
     """Tells the engines' module which pipeline they are started for; callers without our flags get upstream's."""
+    from openrlhf.launch import reading
     from openrlhf.trainer.ray import vllm_engine
     from pace.config import from_args
 
-    vllm_engine.use_pool(from_args(args) if hasattr(args, "pace") else None)
+    vllm_engine.use_pool(from_args(args) if reading.trains_from_pool(args) else None)
 
 
 def _stopped(why: str, *, code: int) -> int:

@@ -177,8 +177,8 @@ def test_rewards_that_raise_hang_or_are_nan_cost_their_groups_only(start, tmp_pa
     ).finish()
     assert done.code == 0, done.tail()
     assert time.monotonic() - began < 300
-    lines = steps(log)
     assert "reward_func raised KeyError: 'no such column'" in done.output
     assert "took longer than 20 s (--pace.trajectory_timeout_s)" in done.output
-    columns = account(lines[-1], "groups")
-    assert 64 == columns["trained"] + columns["failed"] and columns["failed"] > 0 and closes(lines[-1])
+    end = run_log.read(log / run_log.NAME)[-1]
+    columns = account(end, "groups")
+    assert 64 == columns["trained"] + columns["failed"] and 0 < columns["failed"] < 40 and closes(end)

@@ -83,9 +83,16 @@ def test_a_cluster_out_of_reach(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "http"])
 def test_the_ports_owner_is_another_program(monkeypatch: pytest.MonkeyPatch, says: bytes) -> None:
     """Ray's own client would wait for minutes."""
+
+    def answer() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(says)
+            time.sleep(5)
+
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        threading.Thread(target=lambda: server.accept()[0].sendall(says) or time.sleep(5), daemon=True).start()
+        threading.Thread(target=answer, daemon=True).start()
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
         began = time.monotonic()
         with pytest.raises(LaunchError, match=f"RAY_ADDRESS: another program than Ray listens at 127.0.0.1:{port}"):

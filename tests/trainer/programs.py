@@ -24,7 +24,8 @@ def gathered_weights(rank: str, port: str, way: str, kind: str) -> dict[str, Any
 
     from openrlhf.trainer.ray.weight_source import WeightSource
 
-    models._SIZES.update(num_attention_heads=4, num_key_value_heads=2, head_dim=16)  # so that heads can be split
+    # Enough heads to split.
+    models.SIZES.update(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
     deepspeed.init_distributed("gloo")
     model = models.trained(kind, seed=3)
     n_whole = sum(parameter.numel() for parameter in model.parameters())

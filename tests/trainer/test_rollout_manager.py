@@ -15,7 +15,12 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 
 from openrlhf.trainer.fully_async import rollout_manager
 from openrlhf.trainer.fully_async.messages import GroupReport
-from openrlhf.trainer.fully_async.rollout_manager import ENGINE_DEATHS_PER_GROUP, KeepBetween, RolloutManager
+from openrlhf.trainer.fully_async.rollout_manager import (
+    ENGINE_DEATHS_PER_GROUP,
+    FIRST_FAILURES,
+    KeepBetween,
+    RolloutManager,
+)
 from pace.actor import PoolService
 from pace.config import PaceConfig
 from pace.durable import DurablePool
@@ -323,6 +328,19 @@ def test_a_prompt_that_keeps_failing_is_dropped_at_once_or_at_the_cap(make, how,
     tokens = world.pool.core.pool.ledger.columns()["tokens"]
     assert tokens["failed"] == (4 * attempts if how == "reported" else 0) and tokens["trained"] == 7 * 6
     assert {group for group in world.calls if group.startswith("0:2.")} == {f"0:2.{i}" for i in range(attempts)}
+
+
+@pytest.mark.parametrize("n_good", [0, 1])
+def test_a_run_whose_first_groups_all_fail_ends_with_the_cause(make, n_good):
+    world = make(n_prompts=FIRST_FAILURES + 8, n_engines=1)
+    good = iter([None] * n_good)
+    world.engines[0].act = lambda lease: next(good, failure())
+    if n_good:
+        world.run()
+        assert world.pool.fates["failed"] == FIRST_FAILURES + 8 - n_good
+    else:
+        with pytest.raises(RuntimeError, match="first 16 groups all failed.*the environment is broken"):
+            world.run()
 
 
 def test_a_prompt_that_fails_once_is_trained_later(make):

@@ -155,7 +155,7 @@ def record(folder: Any, *, seed: int, steps: int = 40, **settings: Any) -> tuple
             draw = pool.draw(step)
         pool.commit(step)
         log.step(step + 1, draw, {"reward": NAN, "text": "left out", "n": step})
-    log.left_over(tuple(pool.evict(steps + 20)))
+    log.end(tuple(pool.evict(steps + 20)), {"left": NAN})
     log.close()
     return pool, read(log.path)
 

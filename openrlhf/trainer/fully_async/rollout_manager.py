@@ -30,6 +30,8 @@ LEASE_WAIT_S = 10.0
 ENGINE_RETRY_S = 0.5
 # A prompt at which engines die again and again must not take all of them down for ever.
 ENGINE_DEATHS_PER_GROUP = 3
+# When so many groups have failed and none was finished, the environment or the reward is broken, not a prompt.
+FIRST_FAILURES = 16
 
 TaskOf = Callable[[Lease], Task]
 Keep = Callable[[tuple[float | None, ...]], bool]
@@ -53,6 +55,8 @@ class RolloutManager:
         self._balancer = EngineBalancer(len(engines))
         self._running: dict[str, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None
+        self._n_finished = 0
+        self._n_failed = 0
 
     async def run(self) -> None:
         """Until every prompt is trained or given up. Raises what no retry helps against."""
@@ -93,8 +97,10 @@ class RolloutManager:
             report, payload = await self._generate(lease)
         except RayError as error:
             report, payload = GroupReport(group=None, n_tokens=0, failure=f"engines died: {cause(error)}"), None
+        self._n_finished += report.group is not None
         if report.group is None:
             await self._fail(lease, report.failure, n_tokens=report.n_tokens)
+            self._give_up_if_all_fail(report.failure)
         elif not self._keep(report.scores):
             await self._close(lease, RejectReason.FILTER, report.n_tokens, put_back=False)
         else:
@@ -134,6 +140,12 @@ class RolloutManager:
         fate = "again later" if again else "dropped"
         logger.warning("group %s failed (%s): %s", lease.group_id, fate, failure)
         await self._close(lease, RejectReason.FAILURE, n_tokens, put_back=again)
+
+    def _give_up_if_all_fail(self, failure: str) -> None:
+        """Raises RuntimeError when the first FIRST_FAILURES groups have all failed."""
+        self._n_failed += 1
+        if not self._n_finished and self._n_failed >= FIRST_FAILURES:
+            raise RuntimeError(f"the first {self._n_failed} groups all failed, the last one of: {failure}")
 
     async def _close(self, lease: Lease, reason: RejectReason, n_tokens: int, *, put_back: bool) -> None:
         await self._ask_pool(

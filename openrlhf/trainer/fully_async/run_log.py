@@ -39,9 +39,9 @@ class RunLog:
         numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
         self.write("step", step=step, metrics=numbers, draw=pack_draw(draw, with_groups=False))
 
-    def left_over(self, evicted: tuple[Any, ...]) -> None:
-        """Groups evicted after the last batch."""
-        self.write("left_over", evicted=[pack(decision) for decision in evicted])
+    def end(self, evicted: tuple[Any, ...], metrics: Mapping[str, float]) -> None:
+        """Written when nothing more will come: groups evicted after the last batch, and the final accounts."""
+        self.write("end", evicted=[pack(decision) for decision in evicted], metrics=metrics)
 
     def write(self, kind: str, **content: Any) -> None:
         """One line."""

@@ -128,12 +128,20 @@ class TrainingActor(BasePPOTrainer):
                 self._report(global_step, status, bar)
                 self._save(global_step, status)
                 self._evaluate(global_step, log)
-            log.left_over(reply.evicted)
+            accounts = self._ask_pool(self.pool.report.remote)
+            log.end(reply.evicted, accounts)
         self.weight_sync.close()
         log.close()
         for backend in (self.wandb_logger, self.tensorboard_logger):
             if backend:
                 backend.close()
+        if global_step == 0:
+            lost = [
+                f"{accounts[f'pace/ledger/groups/{fate}']:.0f} {fate}" for fate in ("failed", "filtered", "evicted")
+            ]
+            raise RuntimeError(
+                f"no update was made, the pool never had a batch; groups: {', '.join(lost)} (see above)"
+            )
 
     def _next_batch(self, step: int) -> tuple[Any, list[list[dict[str, Any]]]]:
         """The pool's reply with a batch for `step` and its responses by group, or the reply that says it is finished.

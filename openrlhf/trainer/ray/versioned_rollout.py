@@ -15,6 +15,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
@@ -40,6 +41,8 @@ from pace.prompts import Lease
 logger = logging.getLogger(__name__)
 
 PROBE_PERIOD = 2.0  # seconds between two looks at the engine
+# For the user's reward functions. One that hangs keeps its thread for ever, and must not keep the others waiting.
+REWARD_THREADS = 1024
 
 
 class RolloutRayActor(rollout_actor.RolloutRayActor):
@@ -53,6 +56,7 @@ class RolloutRayActor(rollout_actor.RolloutRayActor):
         self._loaded: int | None = None  # of the weights in the engine
         self._serving = asyncio.Event()
         self._update = asyncio.Lock()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(REWARD_THREADS, "reward"))
         settings = {
             "weight_transfer_config": WeightTransferConfig(backend=transfer_backend()),
             "logprobs_mode": "processed_logprobs",
@@ -86,6 +90,8 @@ class RolloutRayActor(rollout_actor.RolloutRayActor):
         ]
         try:
             finished = await asyncio.gather(*tasks)
+            records, responses = payload.group_records(finished, lease=lease, ready_version=self._version or 0)
+            packed = payload.pack(responses)
         except Exception as error:
             for unfinished in tasks:
                 unfinished.cancel()
@@ -94,10 +100,9 @@ class RolloutRayActor(rollout_actor.RolloutRayActor):
                 raise
             n_tokens = sum(recorder.n_tokens for recorder in spent)
             return GroupReport(group=None, n_tokens=n_tokens, failure=f"{type(error).__name__}: {error}"), b""
-        records, responses = payload.group_records(finished, lease=lease, ready_version=self._version or 0)
         self._calibrate(finished)
-        n_tokens, scores = sum(recorder.n_tokens for recorder in spent), payload.scores(responses)
-        return GroupReport(group=records, n_tokens=n_tokens, scores=scores), payload.pack(responses)
+        n_tokens = sum(recorder.n_tokens for recorder in spent)
+        return GroupReport(group=records, n_tokens=n_tokens, scores=payload.scores(responses)), packed
 
     async def _trajectory(
         self, name: str, task: Task, hf_tokenizer: Any, spent: list[TrajectoryRecorder]

@@ -26,8 +26,8 @@ _pool_config: PaceConfig | None = None
 def use_pool(config: PaceConfig | None) -> None:
     """From now on engines are started for the pool pipeline with these settings, or (None) for upstream's."""
     global _pool_config
-    _pool_config = config if config is not None and config.enable else None
-    upstream.RolloutRayActor = RolloutRayActor if _pool_config is None else _ForPool(_pool_config)
+    _pool_config = config
+    upstream.RolloutRayActor = RolloutRayActor if config is None else _ForPool(config)
 
 
 def create_vllm_engines(*args: Any, **kwargs: Any) -> list[Any]:
