@@ -198,6 +198,21 @@ def _torch_adam(module: ModuleType) -> Iterator[None]:
     module.get_train_ds_config = get_train_ds_config
 
 
+def _wait_for_every_gathering(module: ModuleType) -> Iterator[None]:
+    """Item 10. DeepSpeed starts one all-gather for each of several parameters and waits for the last: enough on CUDA,
+    where they run in order. With gloo others may still be running, and a parameter then holds uninitialised memory."""
+    yield
+    original = module.Init._allgather_params_coalesced
+
+    @functools.wraps(original)
+    def gather(self: Any, param_list: list[Any], *args: Any, **kwargs: Any) -> None:
+        original(self, param_list, *args, **kwargs)
+        for group in {self.get_partition_dp_group(parameter) for parameter in param_list}:
+            module.dist.barrier(group=group)  # gloo's waits for everything started before it
+
+    module.Init._allgather_params_coalesced = gather
+
+
 def _no_shared_memory_op(module: ModuleType) -> Iterator[None]:
     """Item 6. DeepSpeed compiles a shared-memory all-reduce with g++ on first use; gloo does the same work."""
     yield
@@ -267,6 +282,7 @@ def _no_sgl_kernel(module: ModuleType) -> Iterator[None]:
 
 PATCHES: dict[str, import_hooks.Patch] = {
     "deepspeed.comm.torch": _no_shared_memory_op,
+    "deepspeed.runtime.zero.partition_parameters": _wait_for_every_gathering,
     "openrlhf.models.ring_attn_utils": _flash_attn_stand_in,
     "openrlhf.trainer.ppo_utils.replay_buffer": _replay_buffer_device,
     "openrlhf._upstream.trainer.ray.vllm_worker_wrap": _receive_weights_on_cpu,

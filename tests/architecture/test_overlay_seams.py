@@ -58,6 +58,8 @@ WRAP = "openrlhf/trainer/ray/vllm_worker_wrap.py"
 SENDER = "openrlhf/trainer/ray/weight_sender.py"
 SEAMS = [
     Seam(CPU, "deepspeed.comm.torch", "build_shm_op", ()),
+    Seam(CPU, "deepspeed.runtime.zero.partition_parameters", "Init._allgather_params_coalesced"),
+    Seam(CPU, "deepspeed.runtime.zero.partition_parameters", "Init.get_partition_dp_group", ("self", "param")),
     Seam(CPU, "openrlhf.trainer.ppo_utils.replay_buffer", "NaiveReplayBuffer", sets=("target_device",)),
     Seam(
         CPU,

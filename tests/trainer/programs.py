@@ -13,6 +13,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "engine")]
 import openrlhf  # noqa: E402, F401  (the CPU platform comes before DeepSpeed)
 
 RANKS = 2
+GATHERINGS = 20  # a race does not show every time
 
 
 def gathered_weights(rank: str, port: str, way: str, kind: str) -> dict[str, Any]:
@@ -51,7 +52,11 @@ def gathered_weights(rank: str, port: str, way: str, kind: str) -> dict[str, Any
         tensor_parallel_size=1 if way == "zero3" else RANKS,
     )
     announced = [(name, t.shape) for bucket in source.metadata() for name, t in bucket]
-    sent = [(name, t.clone()) for bucket in source.buckets(wanted=rank == "0") for name, t in bucket]
+    rounds = [
+        [(name, t.clone()) for bucket in source.buckets(wanted=rank == "0") for name, t in bucket]
+        for _ in range(GATHERINGS)
+    ]
+    sent = rounds[0]
     after = {name: parameter.numel() for name, parameter in engine.module.named_parameters()}
     torch.distributed.barrier()
     return {
@@ -60,7 +65,7 @@ def gathered_weights(rank: str, port: str, way: str, kind: str) -> dict[str, Any
         "sent": len(sent),
         "wanted": len(wanted),
         "announced": announced == [(name, t.shape) for name, t in sent],
-        "wrong": [n for n, t in sent if n not in wanted or not torch.allclose(t, wanted[n], rtol=0, atol=1e-6)],
+        "wrong": [n for sent in rounds for n, t in sent if not torch.allclose(t, wanted[n], rtol=0, atol=1e-6)],
     }
 
 
