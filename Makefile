@@ -5,17 +5,20 @@ BIN := $(VENV)/bin
 # Everything in the locks is pinned, dependencies included, so nothing is left to resolve.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps
 
+# Whole runs (`ray`) need the machine for themselves; all other tests share it.
+PARALLEL := --numprocesses auto --maxprocesses 4
+
 .PHONY: quickstart test test-fast lint clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/python -m examples.tiny.quickstart
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu" --numprocesses auto --maxprocesses 4
-	$(BIN)/python -m pytest -q -m "(slow or ray) and not gpu" --durations 30
+	$(BIN)/python -m pytest -q -m "not ray and not gpu" $(PARALLEL)
+	$(BIN)/python -m pytest -q -m "ray and not gpu" --durations 30
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu" --numprocesses auto --maxprocesses 4
+	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu" $(PARALLEL)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

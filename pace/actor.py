@@ -10,6 +10,7 @@ One rollout manager leases, one trainer draws. A manager that was restarted, or 
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,9 +27,11 @@ from pace.types import Decision, PoolDraw, RejectReason, TrajectoryGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseReply:
-    """Prompts to roll out, the trainer's policy version, and whether every prompt is trained or given up."""
+    """Prompts to roll out, how many of them may start (the others are there to choose from), the trainer's policy
+    version, and whether every prompt is trained or given up."""
 
     leases: tuple[Lease, ...]
+    n_start: int
     version: int
     finished: bool
 
@@ -77,18 +80,22 @@ class PoolService:
         self._lease_since: float | None = None  # since when the manager or the trainer asks in vain
         self._draw_since: tuple[int, float] | None = None
 
-    async def lease(self, *, limit: int, timeout_s: float) -> LeaseReply:
-        """Up to `limit` prompts as soon as any may start; none after `timeout_s` seconds, or when finished."""
+    async def lease(self, *, limit: int, timeout_s: float, choice: int = 1, at_least: int = 1) -> LeaseReply:
+        """Up to `limit` prompts as soon as any may start (with others in flight: `at_least` so many), or `choice`
+        times as many to choose from; none after `timeout_s` seconds, or when finished."""
         era, deadline = self._lease_era, time.monotonic() + timeout_s
-        leases = self._pool.lease(limit)
+        choice = 1 if self._pool.core.owed else choice
+        leases = self._pool.lease(limit, choice=choice, at_least=at_least)
         while not leases and not self._pool.core.finished:
             self._lease_since = self._lease_since or time.monotonic()
             if not await self._changes.wait(deadline) or era != self._lease_era:
                 break
-            leases = self._pool.lease(limit)
+            leases = self._pool.lease(limit, choice=choice, at_least=at_least)
         else:
             self._lease_since = None
-        return LeaseReply(leases=leases, version=self._pool.core.version, finished=self._pool.core.finished)
+        core = self._pool.core
+        n_start = math.ceil(len(leases) / choice)
+        return LeaseReply(leases=leases, n_start=n_start, version=core.version, finished=core.finished)
 
     async def outstanding(self) -> tuple[Lease, ...]:
         """The leases in flight, for a manager that does not know; ends earlier calls of `lease` that still wait."""

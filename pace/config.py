@@ -1,46 +1,17 @@
-"""Every knob of PACE: one frozen dataclass that generates its own flags.
-
-Invariant: a field is declared once, here, with default, range and help; `add_pace_args` and the checks are made from
-it, so a flag cannot exist without a check or differ from the field. Errors name the flag and what to set it to.
+"""Every knob of PACE: one frozen dataclass that generates its own flags. Errors name the flag and what to set it to.
 
 In: the command line as `args.pace`. Out: `PaceConfig`. Defaults: the paper names gamma in {1, 2, 4}; the rest is
 design.
 """
 
 import argparse
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from pace.knobs import add_args, checked, knob, read_args
 
 GROUP_TITLE = "PACE"
 PREFIX = "pace"
-
-
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """What is known about a field besides its type: help, closed range, choices, and the advice given on an error."""
-
-    help: str
-    low: float = -math.inf
-    high: float = math.inf
-    choices: tuple[str, ...] = ()
-    fix: str = ""
-
-    def problem(self, value: Any) -> str | None:
-        """What is wrong with a value of the right type; None if nothing is."""
-        if self.choices:
-            return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
-        if isinstance(value, (bool, str)) or self.low <= value <= self.high:  # NaN is in no range
-            return None
-        if self.high == math.inf:
-            return f"must be at least {self.low:g}"
-        return f"must be between {self.low:g} and {self.high:g}"
-
-
-def knob(default: Any, help: str, **about: Any) -> Any:
-    """A dataclass field with its `Knob`."""
-    return field(default=default, metadata={"knob": Knob(help, **about)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,14 +150,7 @@ class PaceConfig:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            value = getattr(self, f.name)
-            if type(f.default) is float and type(value) is int:
-                object.__setattr__(self, f.name, float(value))
-            elif type(value) is not type(f.default):
-                raise ValueError(f"{flag(f.name)} takes a {type(f.default).__name__}, got {value!r}")
-            about: Knob = f.metadata["knob"]
-            if problem := about.problem(value):
-                raise ValueError(f"{flag(f.name)} {problem}, got {value!r}" + (f": {about.fix}" if about.fix else ""))
+            object.__setattr__(self, f.name, checked(f, getattr(self, f.name), flag(f.name)))
         if self.pfs_window_min > self.pfs_window:
             raise ValueError(
                 f"{flag('pfs_window_min')} must be at most {flag('pfs_window')} ({self.pfs_window}), got "
@@ -225,29 +189,11 @@ def flag(name: str) -> str:
 
 
 def add_pace_args(parser: argparse.ArgumentParser) -> None:
-    """Adds one flag per field; the parsed namespace gets dotted destinations such as `pace.enable`."""
-    group = parser.add_argument_group(GROUP_TITLE, "staleness control by a pool of trajectory groups")
-    for f in fields(PaceConfig):
-        about: Knob = f.metadata["knob"]
-        if isinstance(f.default, bool):
-            group.add_argument(flag(f.name), action="store_true", default=f.default, help=about.help)
-        else:
-            text = f"{about.help} (default: {f.default})".replace("%", "%%")
-            group.add_argument(
-                flag(f.name), type=type(f.default), default=f.default, choices=about.choices or None, help=text
-            )
+    """Adds one flag per field."""
+    about = "staleness control by a pool of trajectory groups"
+    add_args(parser, PaceConfig, prefix=PREFIX, title=GROUP_TITLE, about=about)
 
 
 def from_args(args: Any) -> PaceConfig:
-    """Reads `args.pace`, the nested namespace of the parsed flags.
-
-    Raises ValueError for a value out of range, and when the namespace lacks a field or has one too many: the parser
-    and this package are then not of one version.
-    """
-    found = getattr(args, PREFIX, None)
-    values: Mapping[str, Any] = vars(found) if found is not None else {}
-    expected = {f.name for f in fields(PaceConfig)}
-    if values.keys() != expected:
-        missing, unknown = sorted(expected - values.keys()), sorted(values.keys() - expected)
-        raise ValueError(f"--{PREFIX}.* flags do not match: missing {missing}, unknown {unknown}; call add_pace_args")
-    return PaceConfig(**values)
+    """The settings in `args.pace`. Raises ValueError for a value out of range and for flags that do not match."""
+    return PaceConfig(**read_args(args, PaceConfig, prefix=PREFIX))

@@ -87,12 +87,12 @@ class DurablePool:
             _CALLS[event["call"]](self.core, **event["arguments"])
         self._payloads.keep_only(self.core.held)
 
-    def lease(self, limit: int) -> tuple[Lease, ...]:
+    def lease(self, limit: int, *, choice: int = 1, at_least: int = 1) -> tuple[Lease, ...]:
         """See `LeasedPool.lease`."""
         self._tick()
-        leases = self.core.lease(limit)
+        leases = self.core.lease(limit, choice=choice, at_least=at_least)
         if leases:
-            self._record("lease", limit=limit)
+            self._record("lease", limit=limit, choice=choice, at_least=at_least)
         return leases
 
     def put(self, group: TrajectoryGroup, payload: bytes) -> bool:

@@ -22,14 +22,18 @@ from pace.prompts import Lease, PromptSource
 from pace.state import State, StateError, check_keys
 from pace.types import Decision, PoolDraw, RejectReason, TrajectoryGroup
 
-_FATES = {RejectReason.FILTER: Fate.FILTERED, RejectReason.FAILURE: Fate.FAILED}
+_FATES = {
+    RejectReason.FILTER: Fate.FILTERED,
+    RejectReason.FAILURE: Fate.FAILED,
+    RejectReason.SKIP: Fate.SKIPPED,
+}
 
 
 class LeasedPool:
     """Leases prompts, takes their groups, draws batches. Not thread-safe; no I/O.
 
-    `pool` and `prompts` may be read, not called. `seed` shuffles the prompts and drives the random ranking, `version`
-    is the trainer's policy version, `clock` gives seconds.
+    `pool`, `prompts`, `in_flight` and `owed` may be read, not called. `seed` shuffles the prompts and drives the
+    random ranking, `version` is the trainer's policy version, `clock` gives seconds.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class LeasedPool:
         self.prompts = PromptSource(n_prompts=n_prompts, n_episodes=n_episodes, seed=seed)
         self.version = start_version
         self.in_flight: dict[str, Lease] = {}  # handed out, by group id
-        self._owed: dict[str, Lease] = {}  # in flight when the state was saved; handed out again before all others
+        self.owed: dict[str, Lease] = {}  # in flight when the state was saved; handed out again before all others
 
     @property
     def free_slots(self) -> int:
@@ -59,24 +63,31 @@ class LeasedPool:
     @property
     def held(self) -> set[str]:
         """The groups that are ready or in a batch that is not committed."""
-        return self.prompts.outstanding.keys() - self.in_flight.keys() - self._owed.keys()
+        return self.prompts.outstanding.keys() - self.in_flight.keys() - self.owed.keys()
 
     @property
     def generated(self) -> bool:
         """Whether no group is in flight and none is left to start."""
-        return self.prompts.exhausted and not self.in_flight and not self._owed
+        return self.prompts.exhausted and not self.in_flight and not self.owed
 
     @property
     def finished(self) -> bool:
         """Whether every prompt is trained or given up."""
         return self.generated and not self.prompts.outstanding
 
-    def lease(self, limit: int) -> tuple[Lease, ...]:
-        """Up to `limit` prompts that may start now, which are in flight then."""
-        leases = list(self._owed.values())[: max(0, limit)]
+    def lease(self, limit: int, *, choice: int = 1, at_least: int = 1) -> tuple[Lease, ...]:
+        """Up to `limit` prompts that may start now, which are in flight then; none while fewer than `at_least` may and
+        others are in flight.
+
+        With `choice` above 1 there are so many times as many, of which the caller starts the share that it finds best
+        and closes the others as skipped. What was in flight when the state was saved comes first and alone.
+        """
+        if self.free_slots < at_least and self.in_flight and not self.owed:
+            return ()
+        leases = list(self.owed.values())[: max(0, limit)]
         for lease in leases:
-            del self._owed[lease.group_id]
-        for _ in range(min(limit - len(leases), self.free_slots)):
+            del self.owed[lease.group_id]
+        for _ in range(0 if leases else min(limit, self.free_slots) * choice):
             fresh = self.prompts.lease()
             if fresh is None:
                 break
@@ -97,7 +108,7 @@ class LeasedPool:
         return True
 
     def close(self, group_id: str, *, reason: RejectReason, n_tokens: int, put_back: bool) -> bool:
-        """Ends a group that never gets ready (`reason` FILTER or FAILURE); False if it isn't in flight.
+        """Ends a group that never gets ready (`reason` FILTER, FAILURE or SKIP); False if it isn't in flight.
 
         `n_tokens` were generated for it; with `put_back` its prompt gets another attempt.
         """
@@ -159,7 +170,7 @@ class LeasedPool:
             "pool": self.pool.state_dict(),
             "prompts": self.prompts.state_dict(),
             "in_flight": list(self.in_flight),
-            "owed": list(self._owed),
+            "owed": list(self.owed),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, restart_in_flight: bool = False) -> None:
@@ -175,13 +186,13 @@ class LeasedPool:
         leases = self.prompts.outstanding
         try:
             self.in_flight = {group_id: leases[group_id] for group_id in state["in_flight"]}
-            self._owed = {group_id: leases[group_id] for group_id in state["owed"]}
+            self.owed = {group_id: leases[group_id] for group_id in state["owed"]}
         except KeyError as error:
             raise StateError(f"group {error} is in flight without a lease") from error
-        if len(self.in_flight) + len(self._owed) != self.pool.ledger.n_in_flight:
+        if len(self.in_flight) + len(self.owed) != self.pool.ledger.n_in_flight:
             raise StateError("the saved leases and the saved ledger do not have the same groups in flight")
         if restart_in_flight:
-            self._owed = {group_id: leases[group_id] for group_id in self.pool.ledger.restart_in_flight()}
+            self.owed = {group_id: leases[group_id] for group_id in self.pool.ledger.restart_in_flight()}
             self.in_flight = {}
 
     def _settle(self, decisions: Sequence[Decision]) -> None:

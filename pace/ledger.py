@@ -2,7 +2,7 @@
 
 Invariant, in groups and in tokens, after every operation:
 
-    generated = trained + rejected + evicted + filtered + failed + in_pool + in_flight
+    generated = trained + rejected + evicted + filtered + failed + skipped + in_pool + in_flight
 
 A group is opened once, is in flight, then perhaps in the pool, and is closed once; any other step raises
 `LedgerError`. "Trained" means handed to the trainer in a batch. Tokens count once, when an engine made them: those of
@@ -32,6 +32,7 @@ class Fate(str, Enum):
     EVICTED = "evicted"
     FILTERED = "filtered"
     FAILED = "failed"
+    SKIPPED = "skipped"  # leased as a candidate, then given no rollout
 
     @property
     def from_pool(self) -> bool:

@@ -31,6 +31,7 @@ class RejectReason(str, Enum):
     UNKNOWN = "unknown"  # a trajectory has tokens of unknown version, and the run evicts those
     FILTER = "filter"  # group-level filter before the pool (e.g. all rewards equal)
     FAILURE = "failure"  # a request failed beyond its retries
+    SKIP = "skip"  # the allocator gave its prompt no rollout
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ if [ -z "${RAY_API:-}" ]; then
         --port="$(free_port)"
         --dashboard-port="$DASHBOARD"
         --dashboard-agent-listen-port="$(free_port)"
+        --ray-client-server-port="$(free_port)" # another Ray on this machine has the default one
         --num-cpus="${NUM_CPUS:-8}"
         --num-gpus="${NUM_GPUS:-4}"
         --object-store-memory=$((512 << 20))

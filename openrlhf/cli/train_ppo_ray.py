@@ -67,9 +67,13 @@ def _choose_pipeline(args: Any) -> None:
     """Tells the engines' module which pipeline they are started for; callers without our flags get upstream's."""
     from openrlhf.launch import reading
     from openrlhf.trainer.ray import vllm_engine
-    from pace.config import from_args
 
-    vllm_engine.use_pool(from_args(args) if reading.trains_from_pool(args) else None)
+    if not reading.trains_from_pool(args):
+        vllm_engine.use_pool(None)
+    elif reading.grows_trees(args):
+        vllm_engine.use_pool(reading.pool_settings(args), segment_tokens=args.trace.segment_tokens)
+    else:
+        vllm_engine.use_pool(reading.pool_settings(args))
 
 
 def _stopped(why: str, *, code: int) -> int:

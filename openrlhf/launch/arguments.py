@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 from openrlhf import platforms
-from openrlhf.launch import batches, conflicts, on_cpu, pool, ranges, reading
+from openrlhf.launch import batches, conflicts, on_cpu, pool, ranges, reading, trees
 from openrlhf.launch.problem import Problem
 
 
 def check(args: SimpleNamespace) -> list[Problem]:
     """All problems of the flags. Batch arithmetic is looked at once the numbers themselves are in range."""
     out_of_range = [*ranges.check(args)]
-    problems = [*out_of_range, *conflicts.check(args), *_schedulers(args), *pool.check(args), *_not_yet(args)]
+    problems = [*out_of_range, *conflicts.check(args), *_schedulers(args), *pool.check(args), *trees.check(args)]
     if platforms.name() == "cpu":
         problems += on_cpu.check(args)
     if not out_of_range:
@@ -43,9 +43,3 @@ def _schedulers(args: SimpleNamespace) -> Iterator[Problem]:
             reason = f"{error}".splitlines()[0] if f"{error}" else type(error).__name__
             fix = "use cosine_with_min_lr, cosine, linear, constant or constant_with_warmup"
             yield Problem(f"--{group.name}.lr_scheduler", f"{name} can't be used ({reason})", fix)
-
-
-def _not_yet(args: SimpleNamespace) -> Iterator[Problem]:
-    if getattr(getattr(args, "trace", None), "enable", False):
-        what = "isn't part of the pipeline yet, so the run would train without it"
-        yield Problem("--trace.enable", what, "drop it, and every other --trace.* flag with it")

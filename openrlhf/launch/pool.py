@@ -15,7 +15,7 @@ from openrlhf.launch import reading
 from openrlhf.launch.checkpoints import AFRESH
 from openrlhf.launch.checkpoints import FLAG as LOAD
 from openrlhf.launch.problem import Problem
-from pace.config import PaceConfig, flag, from_args
+from pace.config import PaceConfig, flag
 from pace.durable import STATE
 from pace.leased_pool import LeasedPool
 from pace.state import State
@@ -28,7 +28,7 @@ def check(args: SimpleNamespace) -> Iterator[Problem]:
     if not hasattr(args, "pace"):
         return
     try:
-        config = from_args(args)
+        config = reading.pool_settings(args)
         if config.enable and args.rollout.batch_size >= 1:
             config.capacity(args.rollout.batch_size)
     except ValueError as error:  # its text is `--pace.x <what>: <fix>`
@@ -73,7 +73,7 @@ def _idle(config: PaceConfig) -> Iterator[Problem]:
 
 def _pipeline(args: SimpleNamespace) -> Iterator[Problem]:
     """What upstream's queue of whole batches has, and the pool hasn't."""
-    if not args.train.async_enable:
+    if not args.train.async_enable and not reading.grows_trees(args):
         yield Problem(
             "--pace.enable",
             "works in asynchronous training only: without it nothing comes from the pool",
@@ -250,7 +250,7 @@ def _misfits(args: SimpleNamespace, saved: _Saved) -> Iterator[Problem]:
 def _loads(args: SimpleNamespace, saved: _Saved) -> Iterator[Problem]:
     """Loads the state as the pool's actor will; the number of prompts is looked at with the data set."""
     try:
-        config = from_args(args)
+        config = reading.pool_settings(args)
         config.capacity(saved.batch_groups)
     except ValueError:  # reported with the flags
         return

@@ -4,10 +4,12 @@ Invariant: these are the rules of upstream's `train_ppo_ray` (its adjustments af
 once. The checks and the resource plan use them, so they agree on which models run, where, and on how many processes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from types import SimpleNamespace
 from typing import Any
+
+from pace.config import PaceConfig, from_args
 
 GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
@@ -96,4 +98,19 @@ def prompts_per_step(args: SimpleNamespace) -> int:
 
 def trains_from_pool(args: SimpleNamespace) -> bool:
     """Whether training batches come from the trajectory pool, which hands out whole ones only."""
-    return getattr(getattr(args, "pace", None), "enable", False) is True  # a caller's stand-in for args has any name
+    return _enabled(args, "pace") or grows_trees(args)
+
+
+def grows_trees(args: SimpleNamespace) -> bool:
+    """Whether the pool's groups are rollout trees."""
+    return _enabled(args, "trace")
+
+
+def pool_settings(args: SimpleNamespace) -> PaceConfig:
+    """The pool's settings; trees without `--pace.enable` are trained synchronously. Raises as `from_args`."""
+    config = from_args(args)
+    return replace(config, enable=True, strict=True) if grows_trees(args) and not config.enable else config
+
+
+def _enabled(args: SimpleNamespace, group: str) -> bool:
+    return getattr(getattr(args, group, None), "enable", False) is True  # a caller's stand-in for args has any name

@@ -15,12 +15,14 @@ from openrlhf._upstream.trainer import ppo_trainer_async as upstream
 from openrlhf.launch import reading
 from openrlhf.trainer.fully_async import training_actor
 from openrlhf.trainer.fully_async.rollout_manager import KeepBetween, RolloutManagerActor
+from openrlhf.trainer.tree import training_actor as tree_training
+from openrlhf.trainer.tree.composition import Trees
 from pace.actor import TrajectoryPoolActor
-from pace.config import from_args
 
 logger = logging.getLogger("openrlhf.pace")
 
 TrainingActor = ray.remote(training_actor.TrainingActor)
+TreeTrainingActor = ray.remote(tree_training.TreeTrainingActor)
 WAIT_S = 5.0
 
 
@@ -34,15 +36,14 @@ class PoolTrainer:
         # As upstream: -1 means never.
         args.eval.steps = float("inf") if args.eval.steps == -1 else args.eval.steps
         args.ckpt.save_steps = float("inf") if args.ckpt.save_steps == -1 else args.ckpt.save_steps
-        self._config = from_args(args)
-        self._trainer = TrainingActor.remote(
-            pretrain,
-            strategy,
-            *groups,
-            engines=engines,
-            config=self._config,
-            generate_kwargs=generate_kwargs,
-        )
+        self._config = reading.pool_settings(args)
+        more: dict[str, Any] = {"engines": engines, "config": self._config, "generate_kwargs": generate_kwargs}
+        if reading.grows_trees(args):
+            trees = Trees(args, pretrain, engines)
+            self._trainer = TreeTrainingActor.remote(pretrain, strategy, *groups, **more, **trees.for_trainer)
+        else:
+            trees = None
+            self._trainer = TrainingActor.remote(pretrain, strategy, *groups, **more)
         self._manager = RolloutManagerActor.remote()
         material = ray.get(self._trainer.material.remote())
         self._max_steps = material["max_steps"]
@@ -62,7 +63,14 @@ class PoolTrainer:
             "tasks": material["tasks"],
             "tokenizer": material["tokenizer"],
             "keep": KeepBetween(*bounds),
+            "allocator": None,
         }
+        if trees:
+            self._rollouts |= {
+                "engines": trees.rollout_actors,
+                "tokenizer": [material["tokenizer"]],
+                "allocator": trees.allocator,
+            }
 
     def get_max_steps(self) -> int:
         """Updates to expect, for learning rate schedules; rejections make them fewer."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pace.config import Knob, PaceConfig, flag
+from pace.config import PaceConfig, flag
+from pace.knobs import Knob
 from pace.metrics import metric_keys
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -77,10 +77,11 @@ class Run:
     def output(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def wait_for(self, text: str, limit: float = 240.0) -> None:
-        """Until the run has printed `text`. Fails when it ends or `limit` seconds pass before."""
+    def wait_for(self, text: str, limit: float = 240.0, *, after: int = 0) -> None:
+        """Until the run has printed `text`, behind its first `after` characters. Fails when it ends or `limit` seconds
+        pass before."""
         deadline = time.monotonic() + limit
-        while text not in self.output():
+        while text not in self.output()[after:]:
             assert self.process.poll() is None, f"ended before {text!r}:\n{self.output()[-3000:]}"
             assert time.monotonic() < deadline, f"no {text!r} within {limit} s:\n{self.output()[-3000:]}"
             time.sleep(0.2)

@@ -136,7 +136,7 @@ def test_a_namespace_of_another_version_is_refused():
         SimpleNamespace(enable=True),
         SimpleNamespace(**{n: f.default for n, f in FIELDS.items()}, old=1),
     ):
-        with pytest.raises(ValueError, match="add_pace_args"):
+        with pytest.raises(ValueError, match="add them to the parser"):
             from_args(SimpleNamespace(pace=pace))
-    with pytest.raises(ValueError, match="add_pace_args"):
+    with pytest.raises(ValueError, match="add them to the parser"):
         from_args(SimpleNamespace())

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError
 
-from openrlhf.trainer.fully_async import rollout_manager
-from openrlhf.trainer.fully_async.messages import GroupReport
+from openrlhf.trainer.fully_async import engine_balancer, rollout_manager
+from openrlhf.trainer.fully_async.engine_balancer import ENGINE_DEATHS_PER_GROUP
+from openrlhf.trainer.fully_async.messages import GroupReport, Task
 from openrlhf.trainer.fully_async.rollout_manager import (
-    ENGINE_DEATHS_PER_GROUP,
     FIRST_FAILURES,
     KeepBetween,
     RolloutManager,
@@ -33,7 +33,8 @@ PATIENCE_S = 30.0  # more than any of this takes: a run that hangs fails
 @pytest.fixture(autouse=True, scope="module")
 def short_waits():
     with pytest.MonkeyPatch.context() as patch:
-        for name, seconds in {"POOL_RETRY_S": 0.001, "ENGINE_RETRY_S": 0.001, "LEASE_WAIT_S": 0.2}.items():
+        patch.setattr(engine_balancer, "ENGINE_RETRY_S", 0.001)
+        for name, seconds in {"POOL_RETRY_S": 0.001, "LEASE_WAIT_S": 0.2}.items():
             patch.setattr(rollout_manager, name, seconds)
         yield
 
@@ -106,7 +107,7 @@ class FakeEngine:
         return SimpleNamespace(remote=self._remote)
 
     def _remote(self, lease: Lease, task: Any, tokenizer: Any) -> tuple[Any, Any]:
-        assert task == f"task {lease.index}" and tokenizer == "tokenizer"
+        assert task.prompt == f"task {lease.index}" and tokenizer == "tokenizer"
         self.calls.append(lease.group_id)
         running = asyncio.ensure_future(self._generate(lease))
         running.add_done_callback(lambda done: done.cancelled() or done.exception())  # a caller may be gone
@@ -162,6 +163,10 @@ def report(lease: Lease, *, began: int = 0, ready: int = 0, scores: Any = (0.0, 
     return GroupReport(group=group, n_tokens=6, scores=scores)
 
 
+def make_task(index: int) -> Task:
+    return Task(prompt=f"task {index}", label="", images=None, sampling={}, max_length=64, n_samples=2)
+
+
 def failure(n_tokens: int = 4) -> GroupReport:
     return GroupReport(group=None, n_tokens=n_tokens, failure="RuntimeError: the environment is broken")
 
@@ -199,7 +204,7 @@ class World:
             engines=self.engines,
             pool=self.pool,
             config=self.config,
-            task_of=lambda lease: f"task {lease.index}",
+            task_of=lambda lease: make_task(lease.index),
             tokenizer="tokenizer",
             keep=self.keep,
         )

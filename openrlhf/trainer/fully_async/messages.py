@@ -12,7 +12,11 @@ POOL_RETRY_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What to roll out for one lease. `sampling` are vLLM's SamplingParams as keywords, lengths count tokens."""
+    """What to roll out for one lease. `sampling` are vLLM's SamplingParams as keywords, lengths count tokens.
+
+    Trees (TRACE): `n_samples` counts bare rollouts, `predicted` is the predictor's score of the prompt, and with
+    `uniform` the predictor has no say yet in where they are continued.
+    """
 
     prompt: str
     label: Any
@@ -20,6 +24,8 @@ class Task:
     sampling: dict[str, Any]
     max_length: int
     n_samples: int
+    predicted: float | None = None
+    uniform: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +39,31 @@ class GroupReport:
     n_tokens: int
     scores: tuple[float | None, ...] = ()
     failure: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefix:
+    """Where a bare rollout can be continued: after `turn` turns and `n_given` generated tokens; its text so far."""
+
+    turn: int
+    n_given: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BareRollout:
+    """A finished bare rollout of a tree: its reward, and the prefixes at which it can be continued."""
+
+    reward: float
+    prefixes: tuple[Prefix, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BareReport:
+    """The bare rollouts of a prompt, or the report about their failure."""
+
+    rollouts: tuple[BareRollout, ...] = ()
+    failure: GroupReport | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,6 +118,7 @@ def _trajectory(done: Finished, lease: Lease) -> Trajectory:
         solved=None if score is None else score >= SOLVED,
         length=len(versions) - first,
         prefix_score=done.recorder.score,
+        n_shared_tokens=done.recorder.n_given,
     )
 
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 from openrlhf.launch.problem import cause
-from openrlhf.trainer.fully_async.engine_balancer import EngineBalancer
+from openrlhf.trainer.fully_async.engine_balancer import EngineBalancer, on_an_engine
 from openrlhf.trainer.fully_async.messages import POOL_PATIENCE_S, POOL_RETRY_S, GroupReport, Task
+from openrlhf.trainer.tree.root_allocator import RootAllocator
 from pace.config import PaceConfig
 from pace.prompts import Lease
 from pace.types import RejectReason
@@ -27,9 +28,6 @@ from pace.types import RejectReason
 logger = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 10.0
-ENGINE_RETRY_S = 0.5
-# A prompt at which engines die again and again must not take all of them down for ever.
-ENGINE_DEATHS_PER_GROUP = 3
 # When so many groups have failed and none was finished, the environment or the reward is broken, not a prompt.
 FIRST_FAILURES = 16
 
@@ -40,11 +38,20 @@ Keep = Callable[[tuple[float | None, ...]], bool]
 class RolloutManager:
     """The loop, apart from Ray's actor: `engines` and `pool` are actor handles, `task_of` the data set.
 
-    `keep` says whether a finished group with these scores is worth training (dynamic filtering).
+    `keep` says whether a finished group with these scores is worth training (dynamic filtering). `allocator` decides
+    which of the leased prompts get how many rollouts; without one all get the same. With it, `engines` grow trees.
     """
 
     def __init__(
-        self, *, engines: list[Any], pool: Any, config: PaceConfig, task_of: TaskOf, tokenizer: Any, keep: Keep
+        self,
+        *,
+        engines: list[Any],
+        pool: Any,
+        config: PaceConfig,
+        task_of: TaskOf,
+        tokenizer: Any,
+        keep: Keep,
+        allocator: RootAllocator | None = None,
     ) -> None:
         self._engines = engines
         self._pool = pool
@@ -52,6 +59,7 @@ class RolloutManager:
         self._task_of = task_of
         self._tokenizer = tokenizer  # or a reference to it, so that it is not sent with every group
         self._keep = keep
+        self._allocator = allocator
         self._balancer = EngineBalancer(len(engines))
         self._running: dict[str, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None
@@ -63,12 +71,11 @@ class RolloutManager:
         await self._take_up()
         while True:
             try:
-                reply = await self._pool.lease.remote(limit=1 << 30, timeout_s=LEASE_WAIT_S)
+                reply = await self._pool.lease.remote(limit=1 << 30, timeout_s=LEASE_WAIT_S, **self._round)
             except RayActorError:
                 await self._take_up()
                 continue
-            for lease in reply.leases:
-                self._start(lease)
+            await self._start(reply.leases, n_start=reply.n_start, version=reply.version)
             if self._failure is not None:
                 raise self._failure
             if reply.finished:
@@ -77,24 +84,37 @@ class RolloutManager:
 
     async def _take_up(self) -> None:
         """Starts every lease in flight that is not being worked on: after a start of ours, or of the pool."""
-        for lease in await self._ask_pool(lambda: self._pool.outstanding.remote()):
-            if lease.group_id not in self._running:
-                self._start(lease)
+        known = await self._ask_pool(lambda: self._pool.outstanding.remote())
+        leases = tuple(lease for lease in known if lease.group_id not in self._running)
+        await self._start(leases, n_start=len(leases), version=0)
 
-    def _start(self, lease: Lease) -> None:
-        task = asyncio.create_task(self._roll_out(lease))
-        self._running[lease.group_id] = task
-        task.add_done_callback(lambda done: self._ended(lease, done))
+    @property
+    def _round(self) -> dict[str, int]:
+        """How leases are asked for: one for each that may start, or a choice of them."""
+        return {} if self._allocator is None else self._allocator.round
+
+    async def _start(self, leases: tuple[Lease, ...], *, n_start: int, version: int) -> None:
+        """Starts all of them; with an allocator the ones that it chooses, and closes the others."""
+        tasks = [self._task_of(lease) for lease in leases]
+        if self._allocator is not None and leases:
+            tasks = await self._allocator.shares(leases, tasks, n_start=n_start, version=version)
+        for lease, task in zip(leases, tasks, strict=True):
+            rolling = asyncio.create_task(self._roll_out(lease, task))
+            self._running[lease.group_id] = rolling
+            rolling.add_done_callback(lambda done, lease=lease: self._ended(lease, done))
 
     def _ended(self, lease: Lease, task: asyncio.Task[None]) -> None:
         self._running.pop(lease.group_id, None)
         if not task.cancelled() and task.exception() is not None:
             self._failure = task.exception()
 
-    async def _roll_out(self, lease: Lease) -> None:
-        """One lease to its end."""
+    async def _roll_out(self, lease: Lease, task: Task) -> None:
+        """One lease to its end; no rollouts in its task mean that it is skipped."""
+        if not task.n_samples:
+            await self._close(lease, RejectReason.SKIP, 0, put_back=False)
+            return
         try:
-            report, payload = await self._generate(lease)
+            report, payload = await self._generate(lease, task)
         except RayError as error:
             report, payload = GroupReport(group=None, n_tokens=0, failure=f"engines died: {cause(error)}"), None
         self._n_finished += report.group is not None
@@ -109,31 +129,14 @@ class RolloutManager:
             except ObjectLostError as error:  # with the machine of its engine
                 await self._fail(lease, f"its payload is lost: {error}", n_tokens=report.n_tokens)
 
-    async def _generate(self, lease: Lease) -> tuple[GroupReport, Any]:
-        """Has an engine roll the group out, another one when it dies. The second value is a reference to the payload.
+    async def _generate(self, lease: Lease, task: Task) -> tuple[GroupReport, Any]:
+        """Has an engine roll the group out. The second value is a reference to the payload."""
 
-        Waits for engines that are being started again. Raises the last RayError after ENGINE_DEATHS_PER_GROUP deaths.
-        """
-        deaths = 0
-        while True:
-            index = self._balancer.take()
-            failed = False
-            try:
-                call = self._engines[index].generate_group.options(num_returns=2)
-                report, payload = call.remote(lease, self._task_of(lease), self._tokenizer)
-                return await report, payload
-            except RayError as error:
-                failed = True
-                restarting = isinstance(error, ActorUnavailableError)
-                deaths += not restarting
-                if deaths == ENGINE_DEATHS_PER_GROUP:
-                    raise
-                if not restarting:
-                    what = f"{error}".strip().splitlines()[-1]
-                    logger.warning("engine %d failed, group %s goes to another: %s", index, lease.group_id, what)
-            finally:
-                self._balancer.give_back(index, failed=failed)
-            await asyncio.sleep(ENGINE_RETRY_S)
+        async def call(engine: Any) -> tuple[GroupReport, Any]:
+            report, payload = engine.generate_group.options(num_returns=2).remote(lease, task, self._tokenizer)
+            return await report, payload
+
+        return await on_an_engine(self._engines, self._balancer, lease.group_id, call)
 
     async def _fail(self, lease: Lease, failure: str, *, n_tokens: int) -> None:
         again = self._config.on_failure == "requeue" and lease.attempt < self._config.requeue_cap
@@ -188,7 +191,15 @@ class RolloutManagerActor:
     """
 
     async def run(
-        self, *, pool: Any, config: PaceConfig, engines: list[Any], tasks: list[Any], tokenizer: list[Any], keep: Keep
+        self,
+        *,
+        pool: Any,
+        config: PaceConfig,
+        engines: list[Any],
+        tasks: list[Any],
+        tokenizer: list[Any],
+        keep: Keep,
+        allocator: RootAllocator | None,
     ) -> None:
         """See `RolloutManager.run`. `tasks` and `tokenizer` are references in lists: to one task per row, and to what
         the engines are given as it is."""
@@ -200,5 +211,6 @@ class RolloutManagerActor:
             task_of=lambda lease: rows[lease.index],
             tokenizer=tokenizer[0],
             keep=keep,
+            allocator=allocator,
         )
         await manager.run()

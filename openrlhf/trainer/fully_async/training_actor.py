@@ -24,11 +24,13 @@ from openrlhf.trainer.fully_async.run_log import RunLog
 from openrlhf.trainer.fully_async.weight_sync import WeightSync
 from openrlhf.trainer.losses.ess import step_scale
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer, compute_eval_metrics
+from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.trainer.ray import policy_side
 from openrlhf.utils.utils import get_tokenizer
 from pace.config import PaceConfig
 from pace.metrics import draw_metrics
+from pace.types import PoolDraw
 
 logger = logging.getLogger("openrlhf.pace")
 
@@ -119,7 +121,7 @@ class TrainingActor(BasePPOTrainer):
                 if reply.draw is None:
                     break
                 idle = time.monotonic() - began
-                status, global_step = self._train_on(groups, global_step)
+                status, global_step = self._train_on(reply.draw, groups, global_step)
                 status |= self._numbers(reply.draw)
                 status["time/trainer_idle"] = status["timing/generation"] = idle
                 status["timing/step_total"] = time.monotonic() - began
@@ -164,14 +166,19 @@ class TrainingActor(BasePPOTrainer):
                 said = time.monotonic()
                 logger.info("%s", self._ask_pool(self.pool.waiting_for.remote))
 
-    def _train_on(self, groups: list[list[dict[str, Any]]], step: int) -> tuple[dict[str, Any], int]:
-        """One update and weight sync on a drawn batch; the batch is then committed."""
+    def _samples(self, draw: PoolDraw, groups: list[list[dict[str, Any]]]) -> list[Experience]:
+        """What upstream trains on, for the responses of a draw's groups."""
         samples, self.experience_maker.n_real = to_samples(
             groups,
             batch_groups=self.args.rollout.batch_size,
             max_length=self.generate_kwargs["max_len"],
             generator=self.samples_generator,
         )
+        return samples
+
+    def _train_on(self, draw: PoolDraw, groups: list[list[dict[str, Any]]], step: int) -> tuple[dict[str, Any], int]:
+        """One update and weight sync on a drawn batch; the batch is then committed."""
+        samples = self._samples(draw, groups)
         with during(f"experience, update and weight sync of step {step + 1}"):
             status, step = self.train_step(samples, step)
         self._ask_pool(lambda: self.pool.commit.remote(step - 1))

@@ -58,8 +58,10 @@ class TrajectoryRecorder:
     """Stands in for the engine during one execution of an agent.
 
     `score` is F at the last weight sync that interrupted the trajectory (None: not measured); `start_version` the
-    trainer's version when it began.
+    trainer's version when it began; `n_given` the generated tokens that another trajectory made before (in a tree).
     """
+
+    n_given: int = 0
 
     def __init__(self, engine: RecordedEngine, *, name: str, start_version: int) -> None:
         self._engine = engine
@@ -84,7 +86,7 @@ class TrajectoryRecorder:
             answer = await self._engine.generate_outputs(running, sampling_params, multi_modal_data)
         finally:
             self.generations.remove(running)
-        self.generations += [_finished(running, output) for output in answer.outputs]
+        self.generations += [finished(running.prompt, request_id, output) for output in answer.outputs]
         return answer
 
     @property
@@ -144,15 +146,15 @@ class TrajectoryRecorder:
         return self._engine.generated_so_far(generation.request_id)
 
 
-def _finished(running: Generation, output: Any) -> Generation:
-    """The note about one completion of vLLM's answer (`CompletionOutput`)."""
+def finished(prompt: list[int], request_id: str, output: Any) -> Generation:
+    """The note about one completion of vLLM's answer (`CompletionOutput`) to a prompt."""
     tokens = list(output.token_ids)
     versions = [UNKNOWN] * len(tokens)
     for span in output.weight_versions or ():
         versions[span.start : span.end] = [_version(span.version)] * (min(span.end, len(tokens)) - span.start)
     logprobs = [float(row[token].logprob) for row, token in zip(output.logprobs or (), tokens, strict=False)]
     logprobs += [0.0] * (len(tokens) - len(logprobs))
-    return Generation(running.prompt, running.request_id, tokens, logprobs, versions)
+    return Generation(prompt, request_id, tokens, logprobs, versions)
 
 
 def _version(label: str) -> int:

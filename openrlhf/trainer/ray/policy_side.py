@@ -103,6 +103,16 @@ def set_step_scale(actor: Any, factor: float) -> None:
     actor.pool.step_scale = factor
 
 
+def set_batch_rows(actor: Any, n_rows: int, n_updates: int) -> None:
+    """The next batch has `n_rows` rollouts for `n_updates` optimizer steps; upstream fixes both at its start."""
+    args, engine = actor.strategy.args, actor.trainer.actor.model
+    per_row = engine.train_batch_size() // args.train.batch_size  # ranks that share a row (ring or tensor parallel)
+    args.train.batch_size = n_rows // n_updates
+    args.rollout.batch_size, args.rollout.n_samples_per_prompt = n_rows, 1
+    engine.set_train_batch_size(args.train.batch_size * per_row)
+    actor.strategy.accumulated_gradient = engine.gradient_accumulation_steps()
+
+
 @contextmanager
 def learning_rate_scaled(optimizer: Any, factor: float) -> Iterator[None]:
     """Scales every group's learning rate within. A scheduler that sets it anew meanwhile has the last word."""

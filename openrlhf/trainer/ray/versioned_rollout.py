@@ -14,11 +14,11 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from vllm import SamplingParams
@@ -35,10 +35,13 @@ from openrlhf.trainer.fully_async.trajectory_recorder import Generation, Traject
 from openrlhf.trainer.ray import rollout_actor
 from openrlhf.trainer.ray.reward_check import check_response
 from openrlhf.trainer.ray.weight_transfer import transfer_backend
+from openrlhf.trainer.tree.branching import CannotBranch
 from pace.config import PaceConfig
 from pace.prompts import Lease
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+Begin = Callable[[str], tuple[Any, TrajectoryRecorder]]
 
 PROBE_PERIOD = 2.0  # seconds between two looks at the engine
 # For the user's reward functions. One that hangs keeps its thread for ever, and must not keep the others waiting.
@@ -84,37 +87,41 @@ class RolloutRayActor(rollout_actor.RolloutRayActor):
         """
         await self._serving.wait()
         spent: list[TrajectoryRecorder] = []
-        tasks = [
-            asyncio.create_task(self._trajectory(f"{lease.group_id}/{i}", task, hf_tokenizer, spent))
-            for i in range(task.n_samples)
-        ]
+        names = [f"{lease.group_id}/{i}" for i in range(task.n_samples)]
         try:
-            finished = await asyncio.gather(*tasks)
-            records, responses = payload.group_records(finished, lease=lease, ready_version=self._version or 0)
-            packed = payload.pack(responses)
+            finished = await all_or_none([self._trajectory(name, task, hf_tokenizer, spent) for name in names])
+            return self._group(finished, lease, spent)
         except Exception as error:
-            for unfinished in tasks:
-                unfinished.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             if self.llm.errored:
                 raise
-            n_tokens = sum(recorder.n_tokens for recorder in spent)
-            return GroupReport(group=None, n_tokens=n_tokens, failure=f"{type(error).__name__}: {error}"), b""
+            return failed(error, spent), b""
+
+    def _group(
+        self, finished: list[payload.Finished], lease: Lease, spent: list[TrajectoryRecorder]
+    ) -> tuple[GroupReport, bytes]:
+        """The report about a finished group, and its packed responses."""
+        records, responses = payload.group_records(finished, lease=lease, ready_version=self._version or 0)
+        packed = payload.pack(responses)
         self._calibrate(finished)
         n_tokens = sum(recorder.n_tokens for recorder in spent)
         return GroupReport(group=records, n_tokens=n_tokens, scores=payload.scores(responses)), packed
 
     async def _trajectory(
-        self, name: str, task: Task, hf_tokenizer: Any, spent: list[TrajectoryRecorder]
+        self, name: str, task: Task, hf_tokenizer: Any, spent: list[TrajectoryRecorder], begin: Begin | None = None
     ) -> payload.Finished:
-        """One rollout, retried. Raises the last failure."""
+        """One rollout, retried. `begin` makes executor and recorder of an attempt that starts otherwise than
+        at the prompt. Raises the last failure."""
         for attempt in range(self._pace.max_retries + 1):
-            recorder = TrajectoryRecorder(self, name=f"{name}.{attempt}", start_version=self._version or 0)
+            if begin is None:
+                executor = self.executor
+                recorder = TrajectoryRecorder(self, name=f"{name}.{attempt}", start_version=self._version or 0)
+            else:
+                executor, recorder = begin(f"{name}.{attempt}")
             spent.append(recorder)
             self._recorders[recorder.name] = recorder
             try:
                 response = await asyncio.wait_for(
-                    self.executor.execute(
+                    executor.execute(
                         prompt=task.prompt,
                         label=task.label,
                         sampling_params=SamplingParams(**task.sampling),
@@ -132,7 +139,7 @@ class RolloutRayActor(rollout_actor.RolloutRayActor):
                 if isinstance(error, TimeoutError):
                     limit = f"{self._pace.trajectory_timeout_s:g} s (--pace.trajectory_timeout_s)"
                     error = TimeoutError(f"trajectory {name} took longer than {limit}")
-                if self.llm.errored or attempt == self._pace.max_retries:
+                if self.llm.errored or attempt == self._pace.max_retries or isinstance(error, CannotBranch):
                     raise error
                 logger.warning("trajectory %s failed and is generated again: %s", name, error)
             finally:
@@ -271,6 +278,24 @@ class RolloutRayActor(rollout_actor.RolloutRayActor):
                 task = asyncio.create_task(self._scorer.calibrate(done.recorder, self._loaded))
                 self._background.add(task)
                 task.add_done_callback(self._background.discard)
+
+
+def failed(error: Exception, spent: list[TrajectoryRecorder]) -> GroupReport:
+    """The report about a group that failed."""
+    n_tokens = sum(recorder.n_tokens for recorder in spent)
+    return GroupReport(group=None, n_tokens=n_tokens, failure=f"{type(error).__name__}: {error}")
+
+
+async def all_or_none(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """Every result, or the first error after all others were cancelled and have ended."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for unfinished in tasks:
+            unfinished.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 async def _final(outputs: AsyncIterator[Any]) -> Any:

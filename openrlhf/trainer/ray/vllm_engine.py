@@ -23,11 +23,22 @@ batch_vllm_engine_call = upstream.batch_vllm_engine_call
 _pool_config: PaceConfig | None = None
 
 
-def use_pool(config: PaceConfig | None) -> None:
-    """From now on engines are started for the pool pipeline with these settings, or (None) for upstream's."""
+def use_pool(config: PaceConfig | None, *, segment_tokens: int | None = None) -> None:
+    """From now on engines are started for the pool pipeline with these settings, or (None) for upstream's.
+
+    With `segment_tokens` they grow rollout trees (`--trace.segment_tokens`).
+    """
     global _pool_config
     _pool_config = config
-    upstream.RolloutRayActor = RolloutRayActor if config is None else _ForPool(config)
+    if config is None:
+        upstream.RolloutRayActor = RolloutRayActor
+        return
+    from openrlhf.trainer.ray import tree_rollout, versioned_rollout
+
+    if segment_tokens is None:
+        upstream.RolloutRayActor = _ForPool(versioned_rollout.RolloutRayActor, pace=config)
+    else:
+        upstream.RolloutRayActor = _ForPool(tree_rollout.RolloutRayActor, pace=config, segment_tokens=segment_tokens)
 
 
 def create_vllm_engines(*args: Any, **kwargs: Any) -> list[Any]:
@@ -41,17 +52,16 @@ def create_vllm_engines(*args: Any, **kwargs: Any) -> list[Any]:
 class _ForPool:
     """Takes the actor class's place in upstream's `create_vllm_engines`: adds the pool's settings to each start."""
 
-    def __init__(self, config: PaceConfig) -> None:
-        from openrlhf.trainer.ray import versioned_rollout
-
-        self._config = config
-        self._actor = ray.remote(versioned_rollout.RolloutRayActor)
+    def __init__(self, engine: type, **settings: Any) -> None:
+        self._engine = engine
+        self._settings = settings
         self._options: dict[str, Any] = {}
 
     def options(self, **options: Any) -> "_ForPool":
-        started = _ForPool(self._config)
+        started = _ForPool(self._engine, **self._settings)
         started._options = options
         return started
 
     def remote(self, **kwargs: Any) -> Any:
-        return self._actor.options(**self._options, max_restarts=MAX_RESTARTS).remote(**kwargs, pace=self._config)
+        actor = ray.remote(self._engine).options(**self._options, max_restarts=MAX_RESTARTS)
+        return actor.remote(**kwargs, **self._settings)

@@ -1,0 +1,1 @@
+"""TRACE around the pool pipeline: branching, tree rollouts, the predictor's actor, credit for the trainer."""
