@@ -175,7 +175,8 @@ def check_loggers(log: Path, run: Path) -> None:
     lines = steps(log)
     evaluations = {line["version"]: line["metrics"] for line in run_log.read(log / run_log.NAME) if "version" in line}
     assert list(evaluations) == list(range(3, len(lines) + 1, 3))
-    best = max(evaluations, key=lambda version: evaluations[version]["eval_default_pass1"])
+    (rate,) = {key for metrics in evaluations.values() for key in metrics if key.endswith("pass1")}
+    best = max(evaluations, key=lambda version: evaluations[version][rate])
     for part in ("_actor", "_pool"):
         assert (run / "checkpoints" / part / f"best_global_step{best}").is_dir()
     events = EventAccumulator(str(next((run / "tensorboard").rglob("events*")).parent))

@@ -123,6 +123,9 @@ class TrainingActor(BasePPOTrainer):
                 idle = time.monotonic() - began
                 status, global_step = self._train_on(reply.draw, groups, global_step)
                 status |= self._numbers(reply.draw)
+                status["time/update"], status["time/experience"] = (
+                    status[f"timing/{part}"] for part in ("ppo_train", "make_experience")
+                )
                 status["time/trainer_idle"] = status["timing/generation"] = idle
                 status["timing/step_total"] = time.monotonic() - began
                 began = time.monotonic()
@@ -211,7 +214,6 @@ class TrainingActor(BasePPOTrainer):
         return numbers
 
     def _report(self, step: int, status: dict[str, Any], bar: Any) -> None:
-        status |= {"time/update": status["timing/ppo_train"], "time/experience": status["timing/make_experience"]}
         bar.set_postfix(
             ready=int(status["pace/pool/occupancy"]),
             rejected=f"{status['pace/pool/reject_rate']:.0%}",

@@ -22,10 +22,12 @@ Response = dict[str, Any]
 
 @dataclass(frozen=True)
 class GrownTree:
-    """`leaves` are the nodes in which the rows end; `key` names the prompt, `notes` is what the rollout side says."""
+    """`leaves` are the nodes in which the rows end, `ends` those with which an answer of the engine ends; `key` names
+    the prompt, `notes` is what the rollout side says."""
 
     tree: RolloutTree
     leaves: tuple[int, ...]
+    ends: frozenset[int]
     key: str
     notes: dict[str, Any]
 
@@ -39,8 +41,8 @@ class GrownTree:
         root, prefixes = predictor_examples(self.tree, root_target=RootTarget(config.root_target))
 
         def example(found: PredictorExample) -> Example:
-            turn = self.tree.depth(found.node)
-            text = serialise(decode(self.tree.tokens(found.node) if turn else list(self.tree.prompt)), turn=turn)
+            turn = len(self.ends.intersection(self.tree.path(found.node)))
+            text = serialise(decode(self.tree.tokens(found.node)), turn=turn)
             return Example(anchor=Anchor(key=self.key, turn=turn, text=text), target=found.target)
 
         return [example(root)] if root else [], [example(found) for found in prefixes]
@@ -61,33 +63,36 @@ def grown(group_id: str, responses: Sequence[Response], *, key: str) -> GrownTre
         if place.get("parent") is not None:
             cuts.setdefault(place["parent"], set()).add(place["n_given"])
     leaves: list[int] = []
+    ends: set[int] = set()
     for row, response in enumerate(responses):
         place = response.get("tree") or {}
         parent, n_given = place.get("parent"), place.get("n_given", 0)
         start = ROOT if parent is None else _after(tree, leaves[parent], n_given)
-        leaves.append(_grow(tree, start, response, n_given, cuts.get(row, set())))
-    return GrownTree(tree, tuple(leaves), key, (first.get("tree") or {}).get("notes", {}))
+        leaves.append(_grow(tree, start, response, n_given, cuts.get(row, set()), ends))
+    return GrownTree(tree, tuple(leaves), frozenset(ends), key, (first.get("tree") or {}).get("notes", {}))
 
 
-def _grow(tree: RolloutTree, start: int, response: Response, n_given: int, cuts: set[int]) -> int:
-    """Adds the nodes of a response behind its first `n_given` generated tokens; the last one's index."""
+def _grow(tree: RolloutTree, start: int, response: Response, n_given: int, cuts: set[int], ends: set[int]) -> int:
+    """Adds the nodes of a response behind its first `n_given` generated tokens; the last one's index. Those with which
+    an answer ends are added to `ends`."""
     tokens, versions, logprobs = (response[name] for name in ("observation_tokens", "versions", "rollout_log_probs"))
     ranges = [
         (begin, min(end, len(tokens))) for begin, end in response["action_ranges"] if begin < min(end, len(tokens))
     ]
-    pieces: list[tuple[int, int, int]] = []  # first and last token, and where the observation behind them ends
+    pieces: list[tuple[int, int, int, bool]] = []  # first and last token, end of the observation, whether it is whole
     made = 0
     for i, (begin, end) in enumerate(ranges):
         following = ranges[i + 1][0] if i + 1 < len(ranges) else len(tokens)
         inner = sorted(begin + cut - made for cut in cuts | {n_given} if made < cut < made + end - begin)
         for left, right in zip([begin, *inner], [*inner, end], strict=True):
             if made + left - begin >= n_given:
-                pieces.append((left, right, right if right in inner else following))
+                whole = right not in inner
+                pieces.append((left, right, following if whole else right, whole))
         made += end - begin
     if not pieces:
         raise ValueError(f"group {tree.group_id}: a continuation has no token of its own")
-    for left, right, following in pieces:
-        last = (left, right, following) == pieces[-1]
+    for piece in pieces:
+        left, right, following, whole = piece
         start = tree.add(
             Node(
                 parent=start,
@@ -95,10 +100,12 @@ def _grow(tree: RolloutTree, start: int, response: Response, n_given: int, cuts:
                 logprobs=tuple(map(float, logprobs[left:right])),
                 versions=tuple(version if version >= 0 else None for version in versions[left:right]),
                 observation=tuple(tokens[right:following]),
-                reward=float(response["reward"]) if last else None,
+                reward=float(response["reward"]) if piece is pieces[-1] else None,
                 bare=n_given == 0,
             )
         )
+        if whole:
+            ends.add(start)
     return start
 
 

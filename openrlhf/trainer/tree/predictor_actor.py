@@ -37,6 +37,7 @@ class PredictorService:
         report = self._predictor.update(examples)
         numbers = {
             "trace/predictor/examples": float(report.n),
+            "trace/predictor/skipped": float(report.n_skipped),
             "trace/cost/predictor_update_s": time.monotonic() - began,
             "trace/cost/scoring_s": self._scoring_s,
             "trace/cost/scored": float(self._n_scored),
