@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openrlhf.trainer.fully_async.engine_control import EngineTimeout, control
+from openrlhf.trainer.fully_async.engine_control import EngineTimeout, control, end_when_blocked
 
 
 class EngineDeadError(Exception):
@@ -74,3 +74,19 @@ def test_a_caller_that_goes_away_takes_the_call_with_it():
         assert caller.cancelled() and call.cancelled()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_loop_that_an_agent_blocks_is_ended_and_a_busy_one_is_not(blocks):
+    ended: list[float] = []
+
+    async def scenario() -> None:
+        end_when_blocked(asyncio.get_running_loop(), 0.3, end=lambda: ended.append(time.monotonic()))
+        if blocks:
+            time.sleep(1.0)  # as an agent's step might
+        else:
+            for _ in range(10):
+                await asyncio.sleep(0.1)
+
+    asyncio.run(scenario())
+    assert len(ended) == blocks

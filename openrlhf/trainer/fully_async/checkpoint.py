@@ -56,12 +56,13 @@ def folder(args: Any, states: Mapping[str, Any]) -> str:
     return str(path)
 
 
-def save_pool(args: Any, pool: Any, step: int, *, best: bool = False) -> None:
-    """The pool's state under the tag that DeepSpeed is about to save."""
+def save_pool(args: Any, pool: Any, step: int, *, best: bool = False) -> str | None:
+    """Saves the pool's state under the tag that DeepSpeed is about to save; its folder, if there are checkpoints."""
     if args.ckpt.disable_ds:
-        return
+        return None
     target = os.path.abspath(os.path.join(args.ckpt.path, POOL, tag_of(step, best=best)))
     ray.get(pool.save.remote(target), timeout=SAVE_TIMEOUT_S)
+    return target
 
 
 def prune(args: Any) -> None:

@@ -91,7 +91,7 @@ class TrainingActor(BasePPOTrainer):
         self.pool = pool
         version: int = states["global_step"]
         if version:
-            ray.get(pool.load.remote(checkpoint.folder(self.args, states)))
+            self._load_pool(checkpoint.folder(self.args, states))
         self.weight_sync = WeightSync(
             engines=self.vllm_engines,
             actor_group=self.actor_model_group,
@@ -122,12 +122,12 @@ class TrainingActor(BasePPOTrainer):
                     break
                 idle = time.monotonic() - began
                 status, global_step = self._train_on(reply.draw, groups, global_step)
-                status |= self._numbers(reply.draw)
                 status["time/update"], status["time/experience"] = (
                     status[f"timing/{part}"] for part in ("ppo_train", "make_experience")
                 )
                 status["time/trainer_idle"] = status["timing/generation"] = idle
                 status["timing/step_total"] = time.monotonic() - began
+                status |= self._numbers(reply.draw, status)
                 began = time.monotonic()
                 log.step(global_step, reply.draw, status)
                 self._report(global_step, status, bar)
@@ -199,8 +199,8 @@ class TrainingActor(BasePPOTrainer):
         """Weight sync; upstream's `train_step` calls it after the update."""
         self._timings = self.weight_sync.push(self.weight_sync.version + 1)
 
-    def _numbers(self, draw: Any) -> dict[str, float]:
-        """Everything about the step that upstream does not report."""
+    def _numbers(self, draw: PoolDraw, status: dict[str, Any]) -> dict[str, float]:
+        """Everything about the step that upstream does not report; `status` holds the rest."""
         floors = self.weight_sync.noise_floors.values()
         numbers = draw_metrics(draw) | self._ask_pool(self.pool.report.remote) | self._timings
         numbers["time/rescore"] = max(self.weight_sync.rescore_s.values(), default=0.0)
@@ -228,10 +228,17 @@ class TrainingActor(BasePPOTrainer):
         """Upstream's logs and checkpoints, the pool's state with them."""
         saves = step % self.args.ckpt.save_steps == 0
         if saves:
-            checkpoint.save_pool(self.args, self.pool, step)
+            self._save_pool(step)
         self.save_logs_and_checkpoints(step, status, checkpoint.client_states(step))
         if saves:
             checkpoint.prune(self.args)
+
+    def _load_pool(self, folder: str) -> None:
+        ray.get(self.pool.load.remote(folder))
+
+    def _save_pool(self, step: int, *, best: bool = False) -> str | None:
+        """What has to be in the checkpoint before DeepSpeed's part makes it count; its folder."""
+        return checkpoint.save_pool(self.args, self.pool, step, best=best)
 
     def _evaluate(self, step: int, log: RunLog) -> None:
         """Evaluates the version just synced, at the steps that `--eval.steps` names."""
@@ -251,7 +258,7 @@ class TrainingActor(BasePPOTrainer):
                 backend.log_eval(step, metrics)
         best = self.best_eval_metric_value
         if checkpoint.improves(self._detect_eval_metric_key(metrics), metrics, best):
-            checkpoint.save_pool(self.args, self.pool, step, best=True)
+            self._save_pool(step, best=True)
         self.save_best_checkpoint(metrics, step, checkpoint.client_states(step, best=True))
 
     def _ask_pool(self, ask: Any) -> Any:

@@ -28,7 +28,7 @@ from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
 from openrlhf.trainer.fully_async import payload
-from openrlhf.trainer.fully_async.engine_control import EngineTimeout, control
+from openrlhf.trainer.fully_async.engine_control import EngineTimeout, control, end_when_blocked
 from openrlhf.trainer.fully_async.messages import EngineStatus, GroupReport, LoadReport, Task
 from openrlhf.trainer.fully_async.prefix_scorer import PrefixScorer
 from openrlhf.trainer.fully_async.trajectory_recorder import Generation, TrajectoryRecorder
@@ -76,6 +76,8 @@ class RolloutRayActor(rollout_actor.RolloutRayActor):
             raise
         self._scorer = PrefixScorer(self.rescore, pace, max_sequence=kwargs["max_model_len"] - 1)
         self._background = {asyncio.create_task(self._end_when_dead())}
+        limit = self._pace.trajectory_timeout_s
+        end_when_blocked(asyncio.get_running_loop(), limit, end=lambda: os._exit(1))
 
     # Rollouts
 

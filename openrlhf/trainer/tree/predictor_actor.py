@@ -4,6 +4,7 @@ Invariant: calls are taken one after the other, so that a score never sees half 
 the trainer; its numbers are in no gradient of the policy. Source: trace.md 5.
 """
 
+import logging
 import time
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import ray
 
 from trace_alloc.config import TraceConfig
 from trace_alloc.predictor import Anchor, ConstantPredictor, Example, Predictor, RunningMeanPredictor
+
+logger = logging.getLogger(__name__)
 
 STATE = "predictor.pt"
 
@@ -58,10 +61,18 @@ class PredictorService:
         partial.replace(path / STATE)
 
     def load(self, folder: str) -> None:
-        """Goes on from a saved state. Raises what torch raises for a file that is none."""
+        """Goes on from a saved state; as it is where there is none. Raises ValueError for one that can't be read."""
         import torch
 
-        self._predictor.load_state_dict(torch.load(Path(folder) / STATE, weights_only=True))
+        path = Path(folder) / STATE
+        if not path.exists():
+            logger.warning("%s is missing: the predictor starts afresh", path)
+            return
+        try:
+            state = torch.load(path, weights_only=True)
+        except Exception as error:
+            raise ValueError(f"{path} can't be read as a predictor's state: remove it to start afresh") from error
+        self._predictor.load_state_dict(state)
 
 
 def make_predictor(config: TraceConfig, *, model: str, seed: int) -> Predictor:

@@ -7,6 +7,7 @@ In: draws of the pool whose groups are trees. Out: as `TrainingActor`, and `trac
 """
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -73,12 +74,23 @@ class TreeTrainingActor(TrainingActor):
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=False)
         return text
 
-    def _numbers(self, draw: PoolDraw) -> dict[str, float]:
+    def _load_pool(self, folder: str) -> None:
+        super()._load_pool(folder)
+        ray.get(self.predictor.load.remote(folder))
+
+    def _save_pool(self, step: int, *, best: bool = False) -> str | None:
+        folder = super()._save_pool(step, best=best)
+        if folder is not None:
+            ray.get(self.predictor.save.remote(folder), timeout=PREDICTOR_PATIENCE_S)
+        return folder
+
+    def _numbers(self, draw: PoolDraw, status: dict[str, Any]) -> dict[str, float]:
         rows = self.experience_maker.credit
         numbers = tree_metrics([scored(tree) for tree in self._trees]) | self._notes()
         numbers["trace/cost/rows"] = float(len(rows))
         numbers["trace/cost/trained_tokens"] = float(sum(sum(row.mask) for row in rows))
-        return super()._numbers(draw) | numbers | self._learnt()
+        numbers |= self._learnt()
+        return super()._numbers(draw, status) | numbers | shares_of_time(status, numbers)
 
     def _notes(self) -> dict[str, float]:
         """What the rollout side counted, over the batch."""
@@ -115,3 +127,18 @@ def scored(tree: GrownTree) -> ScoredTree:
         if any(tree.tree.children(tree.prefix_at(parent, n_given))[1:])
     ]
     return ScoredTree(tree=tree.tree, predicted=tree.notes.get("predicted"), prefixes=tuple(prefixes))
+
+
+def shares_of_time(status: Mapping[str, Any], numbers: Mapping[str, float]) -> dict[str, float]:
+    """Where a synchronous step goes, in parts that do not overlap, in seconds; and the predictor's share of it.
+
+    Scoring is a part of the wait for rollouts. The predictor learns beside the policy: its part is the wait for it.
+    """
+    scoring, wait = (numbers.get(f"trace/cost/{name}", 0.0) for name in ("scoring_s", "predictor_wait_s"))
+    total = status["timing/step_total"] + wait
+    rollout = max(0.0, status["time/trainer_idle"] - scoring)
+    update = status["time/update"]
+    rest = max(0.0, total - rollout - scoring - update - wait)
+    parts = {"rollout": rollout, "scoring": scoring, "update": update, "predictor": wait, "rest": rest}
+    share = (scoring + numbers.get("trace/cost/predictor_update_s", 0.0)) / total if total else 0.0
+    return {f"trace/time/{name}": value for name, value in parts.items()} | {"trace/cost/predictor_share": share}
