@@ -25,12 +25,6 @@ def test_job_exit_code_is_the_commands_own(start):
     assert run.code == 7, run.tail()
 
 
-def test_multi_turn_agent_run(start):
-    run = start("train_ppo_ray_agent_async.sh", MAX_SAMPLES="32").finish()
-    assert run.code == 0, run.tail()
-    assert updates(run.output) == [1, 2]
-
-
 @pytest.mark.parametrize("kind", ["sft", "rm", "dpo"])
 def test_upstreams_other_trainers(start, kind):
     run = start(f"train_{kind}.sh", MAX_SAMPLES="128").finish()

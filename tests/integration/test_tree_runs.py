@@ -1,0 +1,38 @@
+"""Rollout trees on real Ray, DeepSpeed and vLLM, through PACE's pool; killed between two checkpoints, and resumed."""
+
+import pytest
+
+from openrlhf.trainer.fully_async import run_log
+
+from .test_pool_runs import account, closes, steps, trained_prompts
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
+
+
+def test_trees_go_through_the_pool_and_a_killed_run_goes_on(start, tmp_path):
+    """128 candidates; each is trained or skipped once. The language model predicts, and its state is resumed."""
+    log = tmp_path / "log"
+    folders = ("--pace.log_dir", str(log), "--ckpt.path", str(tmp_path / "checkpoints"))
+    flags = ("--pace.enable", "--pace.admission", "areal", "--pace.admission_eta", "1", *folders)
+    flags += ("--pace.max_reject_rate", "0", "--actor.num_gpus_per_node", "1", "--trace.candidates", "32")
+    flags += ("--ckpt.save_steps", "2", "--trace.num_actors", "2")
+    first = start("train_trace_tree.sh", *flags, MAX_SAMPLES="160")
+    first.wait_for("Global step 3:")
+    first.kill()
+    first.process.wait(30)
+    assert (tmp_path / "checkpoints" / "_pool" / "global_step2" / "predictor.pt").is_file()
+    second = start("train_trace_tree.sh", *flags, "--ckpt.load_enable", MAX_SAMPLES="160").finish()
+    assert second.code == 0, second.tail()
+    lines, end = steps(log), run_log.read(log / run_log.NAME)[-1]
+    assert all(map(closes, [*lines, end]))
+    columns = account(end, "groups")
+    assert columns["trained"] + columns["skipped"] == 160 and columns["failed"] == 0
+    counts = trained_prompts(lines)
+    assert len(counts) == columns["trained"] and set(counts.values()) == {1}
+    numbers = [line["metrics"] for line in lines]
+    assert all(n["trace/alloc/continuations"] == 2 * n["trace/alloc/bare"] for n in numbers)
+    assert any(n["trace/cost/prefix_cache_hit_rate"] > 0.5 for n in numbers)
+    assert any(n["pace/staleness/gen/max"] > 0 for n in numbers), "no tree lived through a weight sync"
+    assert all(n["trace/cost/trained_tokens"] == n["trace/cost/generated_tokens"] for n in numbers)
+    assert {n["trace/predictor/skipped"] for n in numbers} == {0.0}
+    assert len({n["trace/predictor/loss"] for n in numbers}) > 1
