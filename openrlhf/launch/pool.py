@@ -237,7 +237,8 @@ def _misfits(args: SimpleNamespace, saved: _Saved) -> Iterator[Problem]:
             found = True
             yield _other(saved, name, now, before)
     samples = args.rollout.n_samples_per_prompt
-    for before in sorted(saved.group_sizes - {samples})[:1]:
+    sizes = frozenset() if reading.grows_trees(args) else saved.group_sizes  # a tree has as many leaves as it has
+    for before in sorted(sizes - {samples})[:1]:
         yield _other(saved, "--rollout.n_samples_per_prompt", samples, before)
     if (args.pace.rank == "random") != saved.random_rank:
         found = True

@@ -1,7 +1,7 @@
 """The engine actor of TRACE: rollout trees, in two calls with the allocation of the continuations between them.
 
 Invariants: a tree lives in the engine that began it, with the snapshots of its environments and its prefixes in the
-cache, until `expand` or `drop_tree`; the tokens of a prefix are the trajectory's own. A continuation that fails is
+cache, until `expand`; the tokens of a prefix are the trajectory's own. A continuation that fails is
 left out and the tree goes on; where an agent can't be branched, a fresh rollout takes the continuation's place.
 
 In: leases with their prompts and a number of bare rollouts; then continuations per prefix. Out: as for flat groups; a
@@ -74,7 +74,7 @@ class RolloutRayActor(versioned_rollout.RolloutRayActor):
         return BareReport(
             rollouts=tuple(
                 BareRollout(
-                    reward=payload.scores([bare.done.response])[0] or 0.0,
+                    reward=float(bare.done.response["reward"]),
                     prefixes=tuple(self._prefix(bare, at, hf_tokenizer) for at in bare.points),
                 )
                 for bare in tree.bare
@@ -115,10 +115,6 @@ class RolloutRayActor(versioned_rollout.RolloutRayActor):
             if self.llm.errored:
                 raise
             return failed(error, tree.spent), b""
-
-    async def drop_tree(self, group_id: str) -> None:
-        """Forgets a tree that nobody will expand."""
-        self._trees.pop(group_id, None)
 
     async def _bare(self, name: str, task: Task, hf_tokenizer: Any, tree: _OpenTree) -> _Bare:
         plays: list[Play] = []
