@@ -37,6 +37,12 @@ _CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
+def saved_folder(folder: Path) -> Path:
+    """Where the checkpoint of that name is: a save killed between its two renames left the former one beside it."""
+    old = folder.with_name(f"{folder.name}.old")
+    return old if old.is_dir() and not folder.exists() else folder
+
+
 class DurablePool:
     """A `LeasedPool` whose calls survive the process. Not thread-safe.
 
@@ -159,8 +165,9 @@ class DurablePool:
         """Writes a checkpoint that is there as a whole or not at all; one of that name is replaced."""
         self._tick()
         partial, old = (folder.with_name(f"{folder.name}.{suffix}") for suffix in ("partial", "old"))
-        for leftover in (partial, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
         (partial / _PAYLOADS).mkdir(parents=True)
         write_file(partial / STATE, json.dumps(self.core.state_dict(), allow_nan=False).encode())
         for group_id in sorted(self.core.held):
@@ -178,6 +185,7 @@ class DurablePool:
         Raises StateError on foreign state, before anything has changed. A load that did not return must be repeated.
         """
         self._tick()
+        folder = saved_folder(folder)
         core = self._make()
         core.load_state_dict(json.loads((folder / STATE).read_bytes()), restart_in_flight=True)
         saved = PayloadFiles(folder / _PAYLOADS)

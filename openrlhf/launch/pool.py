@@ -16,7 +16,7 @@ from openrlhf.launch.checkpoints import AFRESH
 from openrlhf.launch.checkpoints import FLAG as LOAD
 from openrlhf.launch.problem import Problem
 from pace.config import PaceConfig, flag
-from pace.durable import STATE
+from pace.durable import STATE, saved_folder
 from pace.leased_pool import LeasedPool
 from pace.state import State
 
@@ -199,11 +199,12 @@ def _saved(args: SimpleNamespace) -> _Saved | Problem | None:
         what = f"the checkpoint {actor / tag} was saved without --pace.enable, so the pool has nothing to go on from"
         fix = "drop --pace.enable, or start afresh (with another --ckpt.path) from its model"
         return Problem(LOAD, what, fix)
-    if not (pools / tag).is_dir():
+    folder = saved_folder(pools / tag)
+    if not folder.is_dir():
         there = sorted(p.name for p in pools.iterdir() if (p / STATE).is_file() and (actor / p.name).is_dir())
         fix = f"write {there[-1]} into {latest}, or {AFRESH}" if there else f"restore it, or {AFRESH}"
         return Problem(LOAD, f"{pools / tag}, the pool's part of the checkpoint, isn't there", fix)
-    return _read(pools / tag / STATE)
+    return _read(folder / STATE)
 
 
 def _read(path: Path) -> _Saved | Problem:

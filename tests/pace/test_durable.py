@@ -1,6 +1,7 @@
 """The pool on disk: whole runs killed at every kind of point, and thrown back to checkpoints."""
 
 import copy
+import os
 import random
 import tempfile
 from collections import Counter
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pace import durable
 from pace.config import PaceConfig
 from pace.durable import DurablePool
 from pace.state import StateError
@@ -265,18 +267,34 @@ def test_a_checkpoint_replaces_the_one_of_its_name(tmp_path, started, build):
     assert again.core.state_dict() == twin.core.state_dict() and again.lease(2) == tuple(pool.core.in_flight.values())
 
 
-def test_a_save_that_was_cut_off_leaves_the_checkpoint_before(tmp_path, started, monkeypatch):
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_a_save_that_was_cut_off_leaves_the_checkpoint_before(tmp_path, started, monkeypatch, at):
+    """Before the first rename, before the second (where the name is free for a moment), and after it."""
     pool, clock = started
     pool.save(tmp_path / "checkpoint")
     pool.set_version(3)
-    monkeypatch.setattr("pace.durable.sync_folder", lambda folder: (_ for _ in ()).throw(Killed))
+    killed = iter([*[False] * at, True])
+    whole = {tmp_path, tmp_path / "checkpoint", tmp_path / "checkpoint.partial"}  # not the files in them
+
+    def step(call):
+        def maybe(*args):
+            if args[0] in whole and next(killed, False):
+                raise Killed
+            return call(*args)
+
+        return maybe
+
+    monkeypatch.setattr("pace.durable.sync_folder", step(durable.sync_folder))
+    monkeypatch.setattr("pace.durable.os.replace", step(os.replace))
     with pytest.raises(Killed):
         pool.save(tmp_path / "checkpoint")
     monkeypatch.undo()
     twin = make(tmp_path / "other", clock, fresh=True)
     twin.load(tmp_path / "checkpoint")
-    assert twin.core.version == 0
+    assert twin.core.version == (3 if at == 3 else 0)
     pool.save(tmp_path / "checkpoint")
+    twin.load(tmp_path / "checkpoint")
+    assert twin.core.version == 3
     assert not list(tmp_path.glob("checkpoint.*"))
 
 

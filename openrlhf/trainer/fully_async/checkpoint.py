@@ -15,6 +15,8 @@ from typing import Any
 
 import ray
 
+from pace.durable import saved_folder
+
 POOL = "_pool"
 KEY = "pool_tag"  # in DeepSpeed's client states
 SAVE_TIMEOUT_S = 300.0
@@ -47,7 +49,7 @@ def folder(args: Any, states: Mapping[str, Any]) -> str:
             f"--ckpt.load_enable: the checkpoint in {args.ckpt.path} was saved without --pace.enable. Fix: drop "
             "--pace.enable to go on as before, or give its model to --actor.model_name_or_path and start afresh."
         )
-    path = Path(args.ckpt.path, POOL, states[KEY])
+    path = saved_folder(Path(args.ckpt.path, POOL, states[KEY]))
     if not path.is_dir():
         raise NoPoolState(
             f"--ckpt.load_enable: {path}, the pool's part of the checkpoint, is missing. Fix: restore it, or write "
