@@ -87,7 +87,7 @@ class Run:
         self.clock.now += rng.randint(0, 2)
         action = rng.choice(["lease", "lease", "finish", "finish", "finish", "draw", "train", "scores"])
         if action == "lease":
-            self.flying |= {lease.group_id: lease for lease in self.call("lease", rng.randint(1, 4))}
+            self.flying |= {lease.group_id: lease for lease in self._leases(rng)}
         elif action == "finish" and self.flying:
             self._finish(rng, self.flying.pop(rng.choice(sorted(self.flying))))
         elif action == "draw" and self.batch is None:
@@ -100,12 +100,16 @@ class Run:
             self.call("add_scores", [rng.random() for _ in range(rng.randint(1, 9))])
         self.pool.core.pool.ledger.check()
 
+    def _leases(self, rng: random.Random) -> Any:
+        return self.call("lease", rng.randint(1, 4), choice=rng.choice([1, 1, 3]), at_least=rng.choice([1, 2]))
+
     def _finish(self, rng: random.Random, lease: Any) -> None:
         if rng.random() < 0.2:
-            reason, again = rng.choice([RejectReason.FILTER, RejectReason.FAILURE]), rng.random() < 0.5
+            fates = {RejectReason.FILTER: "filtered", RejectReason.FAILURE: "failed", RejectReason.SKIP: "skipped"}
+            reason, again = rng.choice(list(fates)), rng.random() < 0.5
             n_tokens = rng.randint(0, 9)
             assert self.call("close", lease.group_id, reason=reason, n_tokens=n_tokens, put_back=again)
-            fate = "filtered" if reason is RejectReason.FILTER else "failed"
+            fate = fates[reason]
             self.records.append((lease.group_id, lease.prompt_id, fate, again))
             return
         group = self.build.random_group(

@@ -39,6 +39,29 @@ def test_leases_are_bounded_by_the_slots_and_open_accounts():
     assert core.lease(10) == () and tuple(core.in_flight.values()) == leases
 
 
+def test_there_may_be_more_prompts_to_choose_from_than_may_start():
+    core = make(n_prompts=9, max_inflight_groups=2)
+    leases = core.lease(10, choice=3)
+    assert len(leases) == 6 and core.free_slots == 0
+    for lease in leases[2:]:
+        assert core.close(lease.group_id, reason=RejectReason.SKIP, n_tokens=0, put_back=False)
+    assert core.free_slots == 0 and core.pool.ledger.columns()["groups"]["skipped"] == 4
+    assert core.lease(10, choice=3) == ()
+    core.close(leases[0].group_id, reason=RejectReason.FAILURE, n_tokens=0, put_back=False)
+    assert core.lease(10, choice=3, at_least=2) == (), "one slot is no round while another group is in flight"
+    core.close(leases[1].group_id, reason=RejectReason.FAILURE, n_tokens=0, put_back=False)
+    assert len(core.lease(10, choice=3, at_least=4)) == 3, "nothing is in flight: no more slots will come"
+    core.pool.ledger.check()
+
+
+def test_what_was_in_flight_comes_back_alone_and_is_no_choice():
+    core = make(n_prompts=9, max_inflight_groups=2)
+    flying = core.lease(2, choice=2)
+    twin = make(n_prompts=9, max_inflight_groups=2)
+    twin.load_state_dict(json.loads(json.dumps(core.state_dict())), restart_in_flight=True)
+    assert twin.owed and twin.lease(10, choice=2, at_least=2) == flying and not twin.owed
+
+
 def test_a_group_is_taken_once(build):
     core = make()
     (lease,) = core.lease(1)
