@@ -46,7 +46,9 @@ class TraceConfig:
         fix="use 0 for half of the budget",
     )
     max_per_root: int = knob(16, "bare rollouts that one prompt may get", low=2, high=4096, fix="use 16")
-    max_per_prefix: int = knob(4, "continuations that one prefix may get", low=1, high=4096, fix="use 4")
+    max_per_prefix: int = knob(
+        4, "continuations that the predictor may give one prefix", low=1, high=4096, fix="use 4"
+    )
     explore: float = knob(
         0.0,
         "share of the chosen prompts that is drawn at random, so that all keep being measured",

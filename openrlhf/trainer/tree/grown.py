@@ -55,7 +55,8 @@ class GrownTree:
 def grown(group_id: str, responses: Sequence[Response], *, key: str) -> GrownTree:
     """The tree of a group. A response without a branch is a bare rollout; its parent, if any, comes before it."""
     first = responses[0]
-    prompt = first["observation_tokens"][: first["action_ranges"][0][0]]
+    start_of_first = next((begin for begin, end in first["action_ranges"] if end > begin), 0)
+    prompt = first["observation_tokens"][:start_of_first]
     tree = RolloutTree(group_id=group_id, prompt=tuple(prompt))
     cuts: dict[int, set[int]] = {}
     for response in responses:
