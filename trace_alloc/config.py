@@ -102,7 +102,7 @@ class TraceConfig:
     predictor_batch: int = knob(64, "examples per update of the predictor", low=1, high=65536, fix="use 64")
     predictor_max_tokens: int = knob(
         8192,
-        "tokens of a prefix that the predictor reads; oldest observations are cut first",
+        "tokens of a prefix that the predictor reads; a longer one loses its middle",
         low=16,
         high=1 << 20,
         fix="use 8192",
