@@ -40,7 +40,8 @@ class TraceConfig:
     )
     candidates: int = knob(
         0,
-        "prompts per batch among which the allocator chooses; the others are skipped in this episode; 0: M / 2",
+        "prompts per batch among which the allocator chooses; the others are skipped in this episode; 0: M / 2; "
+        "rounded up to whole multiples of a batch",
         low=0,
         high=1_000_000,
         fix="use 0 for half of the budget",
@@ -51,7 +52,8 @@ class TraceConfig:
     )
     explore: float = knob(
         0.0,
-        "share of the chosen prompts that is drawn at random, so that all keep being measured",
+        "prompts, as a share of those that start, which are drawn at random and count as an even chance, so that all "
+        "keep being measured",
         low=0,
         high=1,
         fix="use 0 or a few percent",
@@ -134,10 +136,11 @@ class TraceConfig:
         return self.budget or max(2, round(flat_rollouts / (1 + self.continuations / 2)))
 
     def n_candidates(self, batch_groups: int, flat_rollouts: int) -> int:
-        """Prompts per batch of `batch_groups` trees among which the allocator chooses."""
+        """Prompts per batch of `batch_groups` trees among which the allocator chooses; as many for each tree."""
         if self.allocation in ("flat", "random", "prefix_only"):
             return batch_groups
-        return max(batch_groups, self.candidates or self.bare_budget(flat_rollouts) // 2)
+        wanted = max(batch_groups, self.candidates or self.bare_budget(flat_rollouts) // 2)
+        return -(-wanted // batch_groups) * batch_groups
 
 
 def flag(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The only place that spells `trace/...` keys: what a batch of trees says about allocation, cost and prediction.
+"""What a batch of trees says about allocation, cost and prediction.
 
 In: trees as they were trained, with what their allocators predicted. Out: one number per key; a statistic of no values
 is left out. Source: trace.md 7, 8 (effective ratio, units, activation); the choice of keys is the pipeline contract.

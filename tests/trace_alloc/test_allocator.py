@@ -101,4 +101,5 @@ def test_the_default_budget_costs_what_the_flat_batch_costs():
     assert config.bare_budget(256) * (1 + config.continuations / 2) == 256
     assert TraceConfig(budget=100).bare_budget(256) == 100 and TraceConfig(allocation="pcl").bare_budget(256) == 256
     assert TraceConfig().n_candidates(16, 256) == 64 and TraceConfig(candidates=5).n_candidates(16, 256) == 16
+    assert TraceConfig(candidates=20).n_candidates(16, 256) == 32
     assert TraceConfig(allocation="random").n_candidates(16, 256) == 16

@@ -8,7 +8,6 @@ design.
 """
 
 import logging
-import math
 import random
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,7 +37,7 @@ class RootAllocator:
     @property
     def round(self) -> dict[str, int]:
         """How a round is leased: prompts to choose from per tree, and trees that are worth a round."""
-        choice = math.ceil(self.config.n_candidates(self.batch_groups, self.flat_rollouts) / self.batch_groups)
+        choice = self.config.n_candidates(self.batch_groups, self.flat_rollouts) // self.batch_groups
         return {"choice": choice, "at_least": max(1, self.batch_groups // 2)}
 
     async def shares(self, leases: tuple[Lease, ...], tasks: list[Task], *, n_start: int, version: int) -> list[Task]:
