@@ -74,6 +74,7 @@ class TrainingActor(BasePPOTrainer):
         self.eval_loader = data.eval_loader
         self.samples_generator = SamplesGenerator(strategy, None, data.eval_loader, tokenizer, engines)
         self._timings: dict[str, float] = {}
+        self.resumed_from: str | None = None  # the pool's folder of the checkpoint
 
     def material(self) -> dict[str, Any]:
         """Rows of the data set, updates to expect, and what the rollout manager needs, as references in lists."""
@@ -91,7 +92,8 @@ class TrainingActor(BasePPOTrainer):
         self.pool = pool
         version: int = states["global_step"]
         if version:
-            self._load_pool(checkpoint.folder(self.args, states))
+            self.resumed_from = checkpoint.folder(self.args, states)
+            ray.get(pool.load.remote(self.resumed_from))
         self.weight_sync = WeightSync(
             engines=self.vllm_engines,
             actor_group=self.actor_model_group,
@@ -232,9 +234,6 @@ class TrainingActor(BasePPOTrainer):
         self.save_logs_and_checkpoints(step, status, checkpoint.client_states(step))
         if saves:
             checkpoint.prune(self.args)
-
-    def _load_pool(self, folder: str) -> None:
-        ray.get(self.pool.load.remote(folder))
 
     def _save_pool(self, step: int, *, best: bool = False) -> str | None:
         """What has to be in the checkpoint before DeepSpeed's part makes it count; its folder."""

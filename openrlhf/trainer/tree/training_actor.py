@@ -74,9 +74,12 @@ class TreeTrainingActor(TrainingActor):
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=False)
         return text
 
-    def _load_pool(self, folder: str) -> None:
-        super()._load_pool(folder)
-        ray.get(self.predictor.load.remote(folder))
+    def prepare(self, pool: Any) -> int:
+        """As the flat one's; the predictor goes on as well."""
+        step = super().prepare(pool)
+        if self.resumed_from is not None:
+            ray.get(self.predictor.load.remote(self.resumed_from))
+        return step
 
     def _save_pool(self, step: int, *, best: bool = False) -> str | None:
         folder = super()._save_pool(step, best=best)
