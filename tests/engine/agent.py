@@ -13,6 +13,8 @@ class Agent(AgentInstanceBase):
 
     async def step(self, state_dict: dict, **kwargs: object) -> dict:
         self.turn += 1
+        if state_dict["label"] == "never ends":
+            await asyncio.Event().wait()
         await asyncio.sleep(0.02 * (hash(state_dict["label"]) % 7))
         params = state_dict["sampling_params"]
         return {

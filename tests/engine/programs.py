@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,11 @@ class Words:
 
 
 async def start_engine(folder: str, **settings: Any) -> Any:
-    """The plain class behind the Ray actor, started on the model in `folder`, serving version 0."""
-    from openrlhf.trainer.ray.versioned_rollout import RolloutRayActor
+    """The plain class behind the Ray actor (`trees`: TRACE's), started on the model in `folder`, serving version 0."""
+    from openrlhf.trainer.ray import tree_rollout, versioned_rollout
     from pace.config import PaceConfig
 
+    RolloutRayActor = (tree_rollout if settings.pop("trees", False) else versioned_rollout).RolloutRayActor
     agent = settings.pop("agent_func_path", None)
     engine_settings = {"max_num_seqs": 32, "max_model_len": 512} | settings.pop("engine", {})
     actor = RolloutRayActor.__new__(RolloutRayActor)
@@ -87,7 +89,10 @@ async def with_engine(run: Callable[[Any], Awaitable[dict[str, Any]]], folder: s
 
 
 def exact_labels(folder: str, kv: str, turns: str) -> dict[str, Any]:
-    """200 trajectories (50 groups of 4) across 20 weight syncs: wrong labels, wrong log-probs, prefix scores."""
+    """200 trajectories (50 groups of 4) across 20 weight syncs: wrong labels, wrong log-probs, prefix scores.
+
+    `turns` is single, multi, or trees: multi, and about half of the prefixes continued once more.
+    """
     return asyncio.run(_exact_labels(folder, kv, turns))
 
 
@@ -98,7 +103,7 @@ async def _exact_labels(folder: str, kv: str, turns: str) -> dict[str, Any]:
     senders = [sender_for(dict(made.named_parameters())) for made in sets]
     for sender in senders:
         sender.stage()
-    agent = str(Path(__file__).with_name("agent.py")) if turns == "multi" else None
+    agent = str(Path(__file__).with_name("agent.py")) if turns != "single" else None
 
     async def run(actor: Any) -> dict[str, Any]:
         blocks: list[bytes] = []
@@ -107,7 +112,8 @@ async def _exact_labels(folder: str, kv: str, turns: str) -> dict[str, Any]:
 
         async def group(number: int) -> None:
             async with limit:
-                report, block = await actor.generate_group(lease(number), task(number), Words())
+                roll_out = grown_tree if turns == "trees" else type(actor).generate_group
+                report, block = await roll_out(actor, lease(number), task(number), Words())
                 assert report.group is not None, report.failure
                 reports.append(report)
                 blocks.append(block)
@@ -134,7 +140,42 @@ async def _exact_labels(folder: str, kv: str, turns: str) -> dict[str, Any]:
             "calibration_tokens": sum(score.n_scored for score in actor._scorer._calibrations),
         }
 
-    return await with_engine(run, folder, kv=kv, agent_func_path=agent, pfs_deadline_s=30.0)
+    return await with_engine(run, folder, kv=kv, agent_func_path=agent, pfs_deadline_s=30.0, trees=turns == "trees")
+
+
+async def grown_tree(actor: Any, lease: Any, task: Any, tokenizer: Any) -> Any:
+    """A group as TRACE grows it; which prefixes are continued is drawn."""
+    bare = await actor.roll_out_bare(lease, task, tokenizer)
+    assert bare.failure is None, bare.failure
+    draw = random.Random(lease.index)
+    counts = [[draw.randrange(2) for _ in rollout.prefixes] for rollout in bare.rollouts]
+    assert all(len(row) == 2 for row in counts), "three turns have two prefixes"
+    report, block = await actor.expand(lease, task, tokenizer, counts, {})
+    assert report.group is None or len(report.group.trajectories) == task.n_samples + sum(map(sum, counts))
+    return report, block
+
+
+def never_ending(folder: str) -> dict[str, Any]:
+    """A group whose agent never comes back, beside one whose does."""
+    return asyncio.run(_never_ending(folder))
+
+
+async def _never_ending(folder: str) -> dict[str, Any]:
+    async def run(actor: Any) -> dict[str, Any]:
+        began = time.monotonic()
+        stuck, other = await asyncio.gather(
+            actor.generate_group(lease(1), replace(task(1), label="never ends"), Words()),
+            actor.generate_group(lease(2), task(2), Words()),
+        )
+        return {
+            "failure": stuck[0].failure,
+            "tokens": stuck[0].n_tokens,
+            "other": len(other[0].group.trajectories),
+            "seconds": time.monotonic() - began,
+        }
+
+    agent = str(Path(__file__).with_name("agent.py"))
+    return await with_engine(run, folder, agent_func_path=agent, trajectory_timeout_s=2.0, max_retries=1)
 
 
 def arriving_weights(folder: str, kind: str) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class RolloutRayActor(rollout_actor.RolloutRayActor):
             raise
         self._scorer = PrefixScorer(self.rescore, pace, max_sequence=kwargs["max_model_len"] - 1)
         self._background = {asyncio.create_task(self._end_when_dead())}
-        limit = self._pace.trajectory_timeout_s
+        limit = max(self._pace.trajectory_timeout_s, self._pace.engine_timeout_s)
         end_when_blocked(asyncio.get_running_loop(), limit, end=lambda: os._exit(1))
 
     # Rollouts
