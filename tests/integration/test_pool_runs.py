@@ -1,5 +1,6 @@
 """The pool pipeline on real Ray, DeepSpeed and vLLM: runs that are killed, resumed, or lose one of their actors."""
 
+import contextlib
 import json
 import os
 import signal
@@ -99,7 +100,8 @@ def test_every_actor_may_die_once(start, tmp_path):
     said = len(run.output())
     os.kill(core, signal.SIGSTOP)
     run.wait_for("weight sync of step", after=said)
-    os.kill(core, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # its actor may have given it up and ended it first
+        os.kill(core, signal.SIGKILL)
     done = run.finish(limit=400)
     assert done.code == 0, done.tail()
     assert "has died" in done.output[said:], "the run went on as if nothing had been"
