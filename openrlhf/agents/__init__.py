@@ -1,0 +1,1 @@
+"""Shared pieces for agents that use tools: chat rendering, tools, sandbox, retrieval, environments."""
