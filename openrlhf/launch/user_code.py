@@ -48,10 +48,10 @@ class Trial:
 def start(args: SimpleNamespace) -> Trial | list[Problem]:
     """Starts the trial of the agent or reward file, or says what is wrong without one."""
     if args.train.agent_func_path:
-        return _start(AGENT_FLAG, "agent", args.train.agent_func_path)
+        return start_trial(AGENT_FLAG, "agent", args.train.agent_func_path)
     endpoints = reading.reward_endpoints(args)
     if endpoints and endpoints[0].endswith(".py"):  # upstream then never looks at the others
-        return _start(REWARD_FLAG, "reward", endpoints[0])
+        return start_trial(REWARD_FLAG, "reward", endpoints[0])
     return [problem for endpoint in endpoints if (problem := _url_problem(endpoint)) is not None]
 
 
@@ -67,7 +67,8 @@ def _url_problem(endpoint: str) -> Problem | None:
     return Problem(REWARD_FLAG, what, "write it like http://127.0.0.1:5000/get_reward, or name a .py file")
 
 
-def _start(flag: str, kind: str, path: str) -> Trial | list[Problem]:
+def start_trial(flag: str, kind: str, path: str) -> Trial | list[Problem]:
+    """The trial of one file: `kind` is agent or reward."""
     if not path.endswith(".py"):
         return [Problem(flag, f"{path} isn't a Python file", "name a file that ends in .py")]
     if not os.path.isfile(path):
