@@ -13,11 +13,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from openrlhf.trainer.fully_async.run_log import RunLog
 from openrlhf.trainer.fully_async.training_actor import TrainingActor, logger
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import policy_side
 from openrlhf.trainer.tree.experience import TreeExperienceMaker, row_unit, tree_samples
 from openrlhf.trainer.tree.grown import GrownTree, grown
+from openrlhf.trainer.tree.tree_log import tree_line
 from pace.types import PoolDraw
 from trace_alloc.config import TraceConfig
 from trace_alloc.metrics import ScoredPrefix, ScoredTree, tree_metrics
@@ -94,6 +96,11 @@ class TreeTrainingActor(TrainingActor):
         numbers["trace/cost/trained_tokens"] = float(sum(sum(row.mask) for row in rows))
         numbers |= self._learnt()
         return super()._numbers(draw, status) | numbers | shares_of_time(status, numbers)
+
+    def _evaluate(self, step: int, log: RunLog) -> None:
+        """As the flat one's, which has the log when a step is over; its trees go there first."""
+        log.write("trees", step=step, **tree_line(self._trees, config=self.trace, decode=self._decoded, seed=step))
+        super()._evaluate(step, log)
 
     def _notes(self) -> dict[str, float]:
         """What the rollout side counted, over the batch."""
