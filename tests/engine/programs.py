@@ -144,13 +144,17 @@ async def _exact_labels(folder: str, kv: str, turns: str) -> dict[str, Any]:
 
 
 async def grown_tree(actor: Any, lease: Any, task: Any, tokenizer: Any) -> Any:
-    """A group as TRACE grows it; which prefixes are continued is drawn."""
+    """A group as TRACE grows it; which prefixes are continued is drawn. Every other tree travels in between."""
     bare = await actor.roll_out_bare(lease, task, tokenizer)
     assert bare.failure is None, bare.failure
     draw = random.Random(lease.index)
     counts = [[draw.randrange(2) for _ in rollout.prefixes] for rollout in bare.rollouts]
     assert all(len(row) == 2 for row in counts), "three turns have two prefixes"
-    report, block = await actor.expand(lease, task, tokenizer, counts, {})
+    packed = None
+    if lease.index % 2:
+        packs, packed = await actor.hand_over(lease.group_id)
+        assert packs and lease.group_id not in actor._trees
+    report, block = await actor.expand(lease, task, tokenizer, counts, {}, packed)
     assert report.group is None or len(report.group.trajectories) == task.n_samples + sum(map(sum, counts))
     return report, block
 

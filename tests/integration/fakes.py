@@ -90,9 +90,9 @@ class FakePolicy:
         self.model.weight.data.fill_(value)
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, max_restarts=-1)
 class FakePool:
-    """Remembers versions and scores."""
+    """Remembers versions and scores, until it dies and is started again."""
 
     def __init__(self) -> None:
         self.versions: list[int] = []
@@ -100,6 +100,9 @@ class FakePool:
 
     def set_version(self, version: int) -> None:
         self.versions.append(version)
+
+    def die(self) -> None:
+        os._exit(1)
 
     def add_scores(self, scores: list[float]) -> None:
         self.scores += scores

@@ -98,6 +98,14 @@ def test_a_sync_reaches_every_engine_and_scores_come_afterwards(world):
     assert ray.get(one.pool.seen.remote()) == ([1], [0.5, 0.25] * 2)
 
 
+def test_a_sync_outlasts_a_restart_of_the_pool(world):
+    one = world(1)
+    one.pool.die.remote()
+    one.push(1)
+    assert served(one.state(), 1)
+    assert ray.get(one.pool.seen.remote())[0] == [1]
+
+
 @pytest.mark.parametrize("fate", ["die", "hang"])
 def test_an_engine_lost_in_a_sync_comes_back_with_the_current_weights(world, fate):
     """The other one goes on meanwhile; nobody waits longer than the time limit."""

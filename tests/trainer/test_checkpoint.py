@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from openrlhf.trainer.fully_async import checkpoint
+from openrlhf.trainer.fully_async import checkpoint, restarts
 from pace.config import PaceConfig
 from pace.durable import DurablePool
 
@@ -27,7 +27,7 @@ class LocalPool:
 
 @pytest.fixture
 def pool(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "ray", SimpleNamespace(get=lambda answer, timeout: answer))
+    monkeypatch.setattr(restarts, "ray", SimpleNamespace(get=lambda answer, timeout: answer))
     return LocalPool(tmp_path / "journal")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError
 
-from openrlhf.trainer.fully_async import engine_balancer, rollout_manager
+from openrlhf.trainer.fully_async import engine_balancer, restarts, rollout_manager
 from openrlhf.trainer.fully_async.engine_balancer import ENGINE_DEATHS_PER_GROUP
 from openrlhf.trainer.fully_async.rollout_manager import (
     FIRST_FAILURES,
@@ -25,8 +25,8 @@ from .rollout_world import PATIENCE_S, World, failure, report
 def short_waits():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_balancer, "ENGINE_RETRY_S", 0.001)
-        for name, seconds in {"POOL_RETRY_S": 0.001, "LEASE_WAIT_S": 0.2}.items():
-            patch.setattr(rollout_manager, name, seconds)
+        patch.setattr(restarts, "RETRY_S", 0.001)
+        patch.setattr(rollout_manager, "LEASE_WAIT_S", 0.2)
         yield
 
 
@@ -196,7 +196,7 @@ def test_a_lost_reply_loses_and_doubles_nothing(make, method):
 
 
 def test_a_pool_that_stays_away_ends_the_run(make, monkeypatch):
-    monkeypatch.setattr(rollout_manager, "POOL_PATIENCE_S", 0.02)
+    monkeypatch.setattr(restarts, "PATIENCE_S", 0.02)
     world = make()
     world.pool.kill()
     with pytest.raises(RayActorError):

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ray
-
+from openrlhf.trainer.fully_async import restarts
 from pace.durable import saved_folder
 
 POOL = "_pool"
@@ -63,7 +62,7 @@ def save_pool(args: Any, pool: Any, step: int, *, best: bool = False) -> str | N
     if args.ckpt.disable_ds:
         return None
     target = os.path.abspath(os.path.join(args.ckpt.path, POOL, tag_of(step, best=best)))
-    ray.get(pool.save.remote(target), timeout=SAVE_TIMEOUT_S)
+    restarts.ask(lambda: pool.save.remote(target), timeout_s=SAVE_TIMEOUT_S)
     return target
 
 

@@ -1,14 +1,16 @@
 """Which engine rolls out the next group, and which one after it when that one dies.
 
 Invariant: the engine with the fewest open groups among those that have not just failed; if all have, the one that
-failed longest ago. An engine that is slow keeps its groups longer and so gets fewer.
+failed longest ago. An engine that is slow keeps its groups longer and so gets fewer. A group may move while it is
+open, away from an engine with at least twice as many as another would have with it.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 from ray.exceptions import ActorUnavailableError, RayError
 
@@ -31,12 +33,20 @@ class EngineBalancer:
 
     def take(self) -> int:
         """The engine for one more group."""
-        resting = {i for i, at in enumerate(self._failed_at) if self._clock() - at < COOLDOWN_S}
-        indices = range(len(self._open))
-        ready = [i for i in indices if i not in resting]
+        ready, indices = self._ready(), range(len(self._open))
         index = min(ready, key=lambda i: self._open[i]) if ready else min(indices, key=lambda i: self._failed_at[i])
         self._open[index] += 1
         return index
+
+    def lighter(self, index: int) -> int:
+        """The engine for the rest of a group that is open at `index`: the same one unless it is overloaded."""
+        other = min(self._ready(), key=lambda i: self._open[i], default=index)
+        return other if 2 * (self._open[other] + 1) <= self._open[index] else index
+
+    def move(self, index: int, other: int) -> None:
+        """A group has gone from engine `index` to `other`."""
+        self._open[index] -= 1
+        self._open[other] += 1
 
     def give_back(self, index: int, *, failed: bool = False) -> None:
         """A group has left engine `index`, finished or because the engine failed."""
@@ -44,25 +54,33 @@ class EngineBalancer:
         if failed:
             self._failed_at[index] = self._clock()
 
+    def _ready(self) -> list[int]:
+        return [i for i, at in enumerate(self._failed_at) if self._clock() - at >= COOLDOWN_S]
+
     @property
     def open_groups(self) -> tuple[int, ...]:
         """Groups at each engine."""
         return tuple(self._open)
 
 
-async def on_an_engine(
-    engines: Sequence[Any], balancer: EngineBalancer, group_id: str, call: Callable[[Any], Awaitable[T]]
-) -> T:
-    """The result of `call(engine)` for a group, of another engine when one dies.
+@dataclass
+class Place:
+    """Where a group is open; whoever moves it changes the index."""
+
+    index: int
+
+
+async def on_an_engine(balancer: EngineBalancer, group_id: str, call: Callable[[Place], Awaitable[T]]) -> T:
+    """The result of `call(place)` for a group, of another engine when one dies.
 
     Waits for engines that are being started again. Raises the last RayError after ENGINE_DEATHS_PER_GROUP deaths.
     """
     deaths = 0
     while True:
-        index = balancer.take()
+        place = Place(balancer.take())
         failed = False
         try:
-            return await call(engines[index])
+            return await call(place)
         except RayError as error:
             failed = True
             restarting = isinstance(error, ActorUnavailableError)
@@ -71,7 +89,7 @@ async def on_an_engine(
                 raise
             if not restarting:
                 what = f"{error}".strip().splitlines()[-1]
-                logger.warning("engine %d failed, group %s goes to another: %s", index, group_id, what)
+                logger.warning("engine %d failed, group %s goes to another: %s", place.index, group_id, what)
         finally:
-            balancer.give_back(index, failed=failed)
+            balancer.give_back(place.index, failed=failed)
         await asyncio.sleep(ENGINE_RETRY_S)

@@ -5,10 +5,6 @@ from typing import Any
 
 from pace.types import TrajectoryGroup
 
-# How long callers of the pool put up with its absence: Ray starts it again, and it reads its journal.
-POOL_PATIENCE_S = 30.0
-POOL_RETRY_S = 0.5
-
 
 @dataclass(frozen=True, kw_only=True)
 class Task:

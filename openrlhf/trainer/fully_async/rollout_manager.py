@@ -10,7 +10,7 @@ In: leases, the prompt data set. Out: groups into the pool.
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 from openrlhf.launch.problem import cause
-from openrlhf.trainer.fully_async.engine_balancer import EngineBalancer, on_an_engine
-from openrlhf.trainer.fully_async.messages import POOL_PATIENCE_S, POOL_RETRY_S, GroupReport, Task
+from openrlhf.trainer.fully_async import restarts
+from openrlhf.trainer.fully_async.engine_balancer import EngineBalancer, Place, on_an_engine
+from openrlhf.trainer.fully_async.messages import GroupReport, Task
 from openrlhf.trainer.tree.root_allocator import RootAllocator
 from pace.config import PaceConfig
 from pace.prompts import Lease
@@ -84,7 +85,7 @@ class RolloutManager:
 
     async def _take_up(self) -> None:
         """Starts every lease in flight that is not being worked on: after a start of ours, or of the pool."""
-        known = await self._ask_pool(lambda: self._pool.outstanding.remote())
+        known = await restarts.ask_async(lambda: self._pool.outstanding.remote())
         leases = tuple(lease for lease in known if lease.group_id not in self._running)
         await self._start(leases, n_start=len(leases), version=0)
 
@@ -125,18 +126,19 @@ class RolloutManager:
             await self._close(lease, RejectReason.FILTER, report.n_tokens, put_back=False)
         else:
             try:
-                await self._ask_pool(lambda: self._pool.put.remote(report.group, [payload]))
+                await restarts.ask_async(lambda: self._pool.put.remote(report.group, [payload]))
             except ObjectLostError as error:  # with the machine of its engine
                 await self._fail(lease, f"its payload is lost: {error}", n_tokens=report.n_tokens)
 
     async def _generate(self, lease: Lease, task: Task) -> tuple[GroupReport, Any]:
         """Has an engine roll the group out. The second value is a reference to the payload."""
 
-        async def call(engine: Any) -> tuple[GroupReport, Any]:
-            report, payload = engine.generate_group.options(num_returns=2).remote(lease, task, self._tokenizer)
+        async def call(place: Place) -> tuple[GroupReport, Any]:
+            generate = self._engines[place.index].generate_group.options(num_returns=2)
+            report, payload = generate.remote(lease, task, self._tokenizer)
             return await report, payload
 
-        return await on_an_engine(self._engines, self._balancer, lease.group_id, call)
+        return await on_an_engine(self._balancer, lease.group_id, call)
 
     async def _fail(self, lease: Lease, failure: str, *, n_tokens: int) -> None:
         again = self._config.on_failure == "requeue" and lease.attempt < self._config.requeue_cap
@@ -151,21 +153,9 @@ class RolloutManager:
             raise RuntimeError(f"the first {self._n_failed} groups all failed, the last one of: {failure}")
 
     async def _close(self, lease: Lease, reason: RejectReason, n_tokens: int, *, put_back: bool) -> None:
-        await self._ask_pool(
+        await restarts.ask_async(
             lambda: self._pool.close.remote(lease.group_id, reason=reason, n_tokens=n_tokens, put_back=put_back)
         )
-
-    async def _ask_pool(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """A call that may be repeated; waits for a pool that is being restarted. Raises RayActorError at last."""
-        deadline = asyncio.get_running_loop().time() + POOL_PATIENCE_S
-        while True:
-            try:
-                return await ask()
-            except RayActorError:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise
-                logger.warning("the trajectory pool is away; waiting for its restart")
-                await asyncio.sleep(POOL_RETRY_S)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError
+from ray.exceptions import GetTimeoutError, ObjectLostError
 from tqdm import tqdm
 
-from openrlhf.trainer.fully_async import checkpoint, payload
+from openrlhf.trainer.fully_async import checkpoint, payload, restarts
 from openrlhf.trainer.fully_async.batch import PoolExperienceMaker, to_samples
 from openrlhf.trainer.fully_async.heartbeat import PERIOD_S, during
-from openrlhf.trainer.fully_async.messages import POOL_PATIENCE_S, POOL_RETRY_S
 from openrlhf.trainer.fully_async.prompts import PromptData
 from openrlhf.trainer.fully_async.run_log import RunLog
 from openrlhf.trainer.fully_async.weight_sync import WeightSync
@@ -93,7 +92,7 @@ class TrainingActor(BasePPOTrainer):
         version: int = states["global_step"]
         if version:
             self.resumed_from = checkpoint.folder(self.args, states)
-            ray.get(pool.load.remote(self.resumed_from))
+            restarts.ask(lambda: pool.load.remote(self.resumed_from))
         self.weight_sync = WeightSync(
             engines=self.vllm_engines,
             actor_group=self.actor_model_group,
@@ -135,7 +134,7 @@ class TrainingActor(BasePPOTrainer):
                 self._report(global_step, status, bar)
                 self._save(global_step, status)
                 self._evaluate(global_step, log)
-            accounts = self._ask_pool(self.pool.report.remote)
+            accounts = restarts.ask(self.pool.report.remote)
             log.end(reply.evicted, accounts)
         self.weight_sync.close()
         log.close()
@@ -157,19 +156,20 @@ class TrainingActor(BasePPOTrainer):
         """
         said = time.monotonic()
         while True:
-            reply = self._ask_pool(lambda: self.pool.draw.remote(step, timeout_s=POLL_S))
+            reply = restarts.ask(lambda: self.pool.draw.remote(step, timeout_s=POLL_S))
             if reply.finished and reply.draw is None:
                 return reply, []
             if reply.draw is not None:
                 try:
-                    return reply, [payload.unpack(block) for block in ray.get(reply.payloads, timeout=POOL_PATIENCE_S)]
+                    blocks = ray.get(reply.payloads, timeout=restarts.PATIENCE_S)
+                    return reply, [payload.unpack(block) for block in blocks]
                 except (ObjectLostError, GetTimeoutError):
                     logger.warning("the pool died after the draw; its restart gives the same batch again")
                     continue
             self.weight_sync.revive()
             if time.monotonic() - said >= PERIOD_S:
                 said = time.monotonic()
-                logger.info("%s", self._ask_pool(self.pool.waiting_for.remote))
+                logger.info("%s", restarts.ask(self.pool.waiting_for.remote))
 
     def _samples(self, draw: PoolDraw, groups: list[list[dict[str, Any]]]) -> list[Experience]:
         """What upstream trains on, for the responses of a draw's groups."""
@@ -186,7 +186,7 @@ class TrainingActor(BasePPOTrainer):
         samples = self._samples(draw, groups)
         with during(f"experience, update and weight sync of step {step + 1}"):
             status, step = self.train_step(samples, step)
-        self._ask_pool(lambda: self.pool.commit.remote(step - 1))
+        restarts.ask(lambda: self.pool.commit.remote(step - 1))
         return status, step
 
     def ppo_train(self, global_steps: int) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class TrainingActor(BasePPOTrainer):
     def _numbers(self, draw: PoolDraw, status: dict[str, Any]) -> dict[str, float]:
         """Everything about the step that upstream does not report; `status` holds the rest."""
         floors = self.weight_sync.noise_floors.values()
-        numbers = draw_metrics(draw) | self._ask_pool(self.pool.report.remote) | self._timings
+        numbers = draw_metrics(draw) | restarts.ask(self.pool.report.remote) | self._timings
         numbers["time/rescore"] = max(self.weight_sync.rescore_s.values(), default=0.0)
         if self.args.algo.dynamic_filtering_enable:
             filtered, failed, flying, made = (
@@ -259,15 +259,3 @@ class TrainingActor(BasePPOTrainer):
         if checkpoint.improves(self._detect_eval_metric_key(metrics), metrics, best):
             self._save_pool(step, best=True)
         self.save_best_checkpoint(metrics, step, checkpoint.client_states(step, best=True))
-
-    def _ask_pool(self, ask: Any) -> Any:
-        """A call that may be repeated; waits for a pool that is being restarted. Raises RayActorError at last."""
-        deadline = time.monotonic() + POOL_PATIENCE_S
-        while True:
-            try:
-                return ray.get(ask(), timeout=POOL_PATIENCE_S)
-            except (RayActorError, GetTimeoutError):
-                if time.monotonic() > deadline:
-                    raise
-                logger.warning("the trajectory pool is away; waiting for its restart")
-                time.sleep(POOL_RETRY_S)

@@ -73,7 +73,13 @@ class TrajectoryRecorder:
         self._n_requests = 0
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_engine":  # of a recorder that was unpacked elsewhere
+            raise AttributeError("this recorder has no engine")
         return getattr(self._engine, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another engine: what was recorded."""
+        return {name: value for name, value in vars(self).items() if name != "_engine"}
 
     async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
         """As the engine's own `generate`; notes every completion of the answer."""
@@ -141,7 +147,7 @@ class TrajectoryRecorder:
         return Aligned(versions, logprobs)
 
     def _known(self, generation: Generation) -> tuple[list[int], list[float]]:
-        if generation.tokens:
+        if generation.tokens or "_engine" not in vars(self):
             return generation.tokens, generation.logprobs
         return self._engine.generated_so_far(generation.request_id)
 

@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from openrlhf.trainer.fully_async import restarts
 from openrlhf.trainer.fully_async.messages import EngineStatus, LoadReport
 from openrlhf.trainer.ray import policy_side
 from pace.config import PaceConfig
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 LOAD_ATTEMPTS = 2
 # While Ray starts an actor again, calls say that it is unavailable; one that is gone for good has died at every call.
 FAILURES_OF_THE_GONE = 3
-SERVE_TIMEOUT_S = 30.0
 
 
 class NoEngineLeft(RuntimeError):
@@ -80,7 +80,7 @@ class WeightSync:
         try:
             loaded = self._load(range(len(self._engines)), version)
             self.version = version
-            ray.get(self._pool.set_version.remote(version), timeout=SERVE_TIMEOUT_S)
+            restarts.ask(lambda: self._pool.set_version.remote(version))
         finally:
             self._resume(dict.fromkeys(loaded, "loaded"))
         self._check_any_left()

@@ -1,8 +1,9 @@
 """The engine actor of TRACE: rollout trees, in two calls with the allocation of the continuations between them.
 
 Invariants: a tree lives in the engine that began it, with the snapshots of its environments and its prefixes in the
-cache, until `expand`; the tokens of a prefix are the trajectory's own. A continuation that fails is
-left out and the tree goes on; where an agent can't be branched, a fresh rollout takes the continuation's place.
+cache, until `expand` or until it is handed over to another engine; the tokens of a prefix are the trajectory's own. A
+continuation that fails is left out and the tree goes on; where an agent can't be branched, a fresh rollout takes the
+continuation's place.
 
 In: leases with their prompts and a number of bare rollouts; then continuations per prefix. Out: as for flat groups; a
 response also says where it was branched (`tree`). Source: trace.md 8; the two calls are design.
@@ -12,6 +13,8 @@ import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any
+
+from ray import cloudpickle
 
 from openrlhf.trainer.fully_async import payload
 from openrlhf.trainer.fully_async.messages import BareReport, BareRollout, GroupReport, Prefix, Task
@@ -45,6 +48,7 @@ class _OpenTree:
     spent: list[TrajectoryRecorder]
     n_unbranchable: int = 0
     n_failed: int = 0
+    moved: bool = False  # here from another engine
     began: float = field(default_factory=time.monotonic)
     bare_s: float = 0.0
 
@@ -81,16 +85,35 @@ class RolloutRayActor(versioned_rollout.RolloutRayActor):
             )
         )
 
+    async def hand_over(self, group_id: str) -> tuple[bool, bytes]:
+        """An open tree, packed for `expand` on another engine and forgotten here. It stays, and the answer is
+        (False, b""), where an environment can't be packed."""
+        try:
+            packed = cloudpickle.dumps(self._trees[group_id])
+        except Exception as error:  # an agent's own state may be anything: sockets, locks, generators
+            logger.info("group %s stays with its engine: %s", group_id, error)
+            return False, b""
+        del self._trees[group_id]
+        return True, packed
+
     async def expand(
-        self, lease: Lease, task: Task, hf_tokenizer: Any, counts: list[list[int]], notes: dict[str, Any]
+        self,
+        lease: Lease,
+        task: Task,
+        hf_tokenizer: Any,
+        counts: list[list[int]],
+        notes: dict[str, Any],
+        packed: bytes | None = None,
     ) -> tuple[GroupReport, bytes]:
         """Rolls out `counts[j][p]` continuations of bare rollout j from its prefix p, and ends the tree.
 
-        `notes` travel with the group's first response. Two return values, as `generate_group`. Raises TreeLost.
+        `notes` travel with the group's first response, `packed` is the tree that another engine has handed over. Two
+        return values, as `generate_group`. Raises TreeLost.
         """
-        tree = self._trees.pop(lease.group_id, None)
+        tree: _OpenTree | None = cloudpickle.loads(packed) if packed else self._trees.pop(lease.group_id, None)
         if tree is None:
             raise TreeLost(f"the engine knows no tree of group {lease.group_id}")
+        tree.moved = packed is not None
         await self._serving.wait()
         began = time.monotonic()
         places = [
@@ -175,6 +198,7 @@ class RolloutRayActor(versioned_rollout.RolloutRayActor):
         return {
             "n_unbranchable": tree.n_unbranchable,
             "n_failed": tree.n_failed,
+            "n_moved": int(tree.moved),
             "n_cached": sum(recorder.n_cached for recorder in continued),
             "n_prompt": sum(recorder.n_prompt for recorder in continued),
             "bare_s": tree.bare_s,

@@ -144,6 +144,10 @@ class RecordedAgent(AgentInstanceBase):
         self._make, self._given = make, given
         self._instance: Any = None if given else make()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another engine: replies and snapshots. Enough to branch from, not to go on."""
+        return {"played": self.played}
+
     async def reset(self, states: dict[str, Any], **kwargs: Any) -> Any:
         """As the agent's own."""
         return await self._play("reset", states, kwargs)
@@ -232,6 +236,10 @@ class Play:
     executor: Any
     recorder: BranchRecorder
     environment: RecordedAgent | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another engine, which has an executor of its own."""
+        return {"executor": None, "recorder": self.recorder, "environment": self.environment}
 
 
 def play(executor: Any, recorder: BranchRecorder, *, given: Sequence[Played] = ()) -> Play:

@@ -2,8 +2,8 @@
 otherwise.
 
 Invariants: a prompt's continuations start as soon as its own bare rollouts are back, whatever others do; a tree stays
-on the engine that holds its prefixes and environments. The actor remembers nothing between calls, so that it may die:
-its callers have the tree grown again.
+on the engine that holds its prefixes and environments unless that one is overloaded and the environments can travel.
+The actor remembers nothing between calls, so that it may die: its callers have the tree grown again.
 
 In: leases whose tasks say how many bare rollouts. Out: as an engine's `generate_group`. Source: trace.md 3, 8.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from openrlhf.trainer.fully_async.engine_balancer import EngineBalancer, on_an_engine
+from openrlhf.trainer.fully_async.engine_balancer import EngineBalancer, Place, on_an_engine
 from openrlhf.trainer.fully_async.messages import BareReport, GroupReport, Task
 from openrlhf.trainer.tree.root_allocator import predicted
 from pace.prompts import Lease
@@ -45,16 +45,30 @@ class TreeRollouts:
         Raises RayError when engines keep dying.
         """
 
-        async def grow(engine: Any) -> tuple[GroupReport, bytes]:
-            bare: BareReport = await engine.roll_out_bare.remote(lease, task, tokenizer[0])
+        async def grow(place: Place) -> tuple[GroupReport, bytes]:
+            bare: BareReport = await self._engines[place.index].roll_out_bare.remote(lease, task, tokenizer[0])
             if bare.failure is not None:
                 return bare.failure, b""
             counts, notes = await self._allocated(lease, task, bare)
-            call = engine.expand.options(num_returns=2)
-            report, content = call.remote(lease, task, tokenizer[0], counts, notes)
+            moved = await self._moved(place, lease) if any(map(any, counts)) else None
+            call = self._engines[place.index].expand.options(num_returns=2)
+            report, content = call.remote(lease, task, tokenizer[0], counts, notes, moved)
             return await report, await content
 
-        return await on_an_engine(self._engines, self._balancer, lease.group_id, grow)
+        return await on_an_engine(self._balancer, lease.group_id, grow)
+
+    async def _moved(self, place: Place, lease: Lease) -> Any:
+        """A reference to the tree as the engine that it leaves packed it; None where it stays."""
+        other = self._balancer.lighter(place.index)
+        if other == place.index:
+            return None
+        holder = self._engines[place.index]
+        packs, content = holder.hand_over.options(num_returns=2).remote(lease.group_id)
+        if not await packs:
+            return None
+        self._balancer.move(place.index, other)
+        place.index = other
+        return content
 
     async def _allocated(self, lease: Lease, task: Task, bare: BareReport) -> tuple[list[list[int]], dict[str, Any]]:
         """Continuations per prefix of each bare rollout, and what the trainer learns about the choice."""

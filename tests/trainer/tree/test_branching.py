@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ray import cloudpickle
 
 from examples.python.agent_func_calculator import OPERATIONS, AgentInstance
 from openrlhf.trainer.tree.branching import BranchRecorder, CannotBranch, Play, Point, n_given, play, points, prefix
@@ -332,3 +333,40 @@ def test_what_the_environment_raises_in_a_branch_comes_through():
     Fails.armed = True
     with pytest.raises(ZeroDivisionError):
         run(branch(executor, engine, source, Point(1)))
+
+
+@pytest.mark.parametrize("agent", [AgentInstance, Copyable, Snapshots, Locked])
+def test_a_play_that_has_travelled_can_be_continued(agent):
+    """What was recorded goes along; engine, executor and the running environment stay."""
+    executor, engine = MultiTurnAgentExecutor(agent), FakeEngine(call)
+    source, base = recorded(executor, engine)
+    there = cloudpickle.loads(cloudpickle.dumps(source))
+    assert there.executor is None and not hasattr(there.recorder, "_engine")
+    assert there.recorder.n_tokens == source.recorder.n_tokens
+    for point in points(there.recorder.answers):
+        check_continuation(executor, engine, there, base, point)
+
+
+def test_what_cannot_be_packed_says_so():
+    """A snapshot may hold anything."""
+    source, _ = recorded(MultiTurnAgentExecutor(Holding), FakeEngine(call))
+    with pytest.raises(Exception, match="pickle"):
+        cloudpickle.dumps(source)
+
+
+class Holding(Copyable):
+    """Its snapshot can be copied but not packed."""
+
+    def snapshot(self) -> Any:
+        return Unpackable()
+
+    def restore(self, snapshot: Any) -> None:
+        pass
+
+
+class Unpackable:
+    def __reduce__(self) -> Any:
+        raise TypeError("can't pickle this")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self

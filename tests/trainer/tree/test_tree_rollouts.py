@@ -40,14 +40,16 @@ class FakePredictor:
 
 
 class FakeEngine:
-    """An engine actor's handle. `deaths` holds the calls that it dies in, by name."""
+    """An engine actor's handle. `deaths` holds the calls that it dies in, by name; `packs`: its trees can travel."""
 
-    def __init__(self, bare: BareReport, *deaths: str) -> None:
-        self._bare, self._deaths = bare, list(deaths)
+    def __init__(self, bare: BareReport, *deaths: str, packs: bool = True) -> None:
+        self._bare, self._deaths, self._packs = bare, list(deaths), packs
+        self.packed: list[bytes | None] = []
         self.calls: list[str] = []
         self.expanded: list[tuple[list[list[int]], dict[str, Any]]] = []
         self.roll_out_bare = SimpleNamespace(remote=self._roll_out_bare)
         self.expand = SimpleNamespace(options=self._options)
+        self.hand_over = SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=self._hand_over))
 
     async def _roll_out_bare(self, lease: Lease, task: Task, tokenizer: Any) -> BareReport:
         self._note("bare")
@@ -58,8 +60,18 @@ class FakeEngine:
         assert num_returns == 2
         return SimpleNamespace(remote=self._expand)
 
-    def _expand(self, lease: Any, task: Any, tokenizer: Any, counts: Any, notes: Any) -> tuple[Any, Any]:
+    def _hand_over(self, group_id: str) -> tuple[Any, bytes]:
+        async def packs() -> bool:
+            self._note("hand_over")
+            return self._packs
+
+        return asyncio.ensure_future(packs()), b"packed"
+
+    def _expand(
+        self, lease: Any, task: Any, tokenizer: Any, counts: Any, notes: Any, packed: bytes | None
+    ) -> tuple[Any, Any]:
         self.expanded.append((counts, notes))
+        self.packed.append(packed)
 
         async def report() -> GroupReport:
             self._note("expand")
@@ -90,6 +102,48 @@ def bare_report(*n_prefixes: int, rewards: tuple[float, ...] = ()) -> BareReport
 def tree(engines: list[FakeEngine], predictor: Any, *, task: Task = TASK, **knobs: Any) -> tuple[GroupReport, bytes]:
     actor = TreeRollouts(engines=engines, predictor=predictor, config=TraceConfig(**knobs), seed=1)
     return asyncio.run(actor.generate_group(lease(), task, ["reference"]))
+
+
+def loaded_tree(holder: FakeEngine, other: FakeEngine, *, n_open: tuple[int, int], **knobs: Any) -> TreeRollouts:
+    """A tree begun on `holder`, where `n_open` groups are open at the two engines when its bare rollouts are back."""
+    actor = TreeRollouts(engines=[holder, other], predictor=FakePredictor(), config=TraceConfig(**knobs), seed=1)
+    bare = holder.roll_out_bare.remote
+
+    async def delayed(*args: Any) -> BareReport:
+        report: BareReport = await bare(*args)
+        actor._balancer._open[:] = list(n_open)
+        return report
+
+    holder.roll_out_bare.remote = delayed
+    asyncio.run(actor.generate_group(lease(), TASK, ["reference"]))
+    return actor
+
+
+def test_continuations_leave_an_overloaded_engine_with_their_tree():
+    holder, other = FakeEngine(bare_report(2, 1)), FakeEngine(bare_report(9))
+    actor = loaded_tree(holder, other, n_open=(4, 1))
+    assert holder.calls == ["bare", "hand_over"] and other.calls == ["expand"]
+    assert other.packed == [b"packed"] and [len(row) for row in other.expanded[0][0]] == [2, 1]
+    assert actor._balancer.open_groups == (3, 1), "it has left both engines"
+
+
+@pytest.mark.parametrize(
+    ("n_open", "packs", "knobs"),
+    [((4, 2), True, {}), ((4, 1), False, {}), ((4, 1), True, {"continuations": 0})],
+    ids=["not overloaded", "can't travel", "nothing to continue"],
+)
+def test_else_they_stay(n_open, packs, knobs):
+    holder, other = FakeEngine(bare_report(2, 1), packs=packs), FakeEngine(bare_report(9))
+    actor = loaded_tree(holder, other, n_open=n_open, **knobs)
+    assert holder.calls[-1] == "expand" and holder.packed == [None] and not other.calls
+    assert actor._balancer.open_groups == (n_open[0] - 1, n_open[1])
+
+
+def test_when_the_other_engine_dies_the_tree_is_grown_again_and_that_engine_rests():
+    holder, other = FakeEngine(bare_report(2, 1)), FakeEngine(bare_report(2, 1), "expand")
+    actor = loaded_tree(holder, other, n_open=(4, 1))
+    assert holder.calls == ["bare", "hand_over", "bare", "expand"] and other.calls == ["expand"]
+    assert actor._balancer._ready() == [0]
 
 
 @pytest.fixture(autouse=True)
