@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from openrlhf.trainer.fully_async import restarts
 from openrlhf.trainer.fully_async.run_log import RunLog
 from openrlhf.trainer.fully_async.training_actor import TrainingActor, logger
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -27,6 +28,7 @@ from trace_alloc.predictor import Example
 from trace_alloc.targets import sample_prefix_examples
 
 PREDICTOR_PATIENCE_S = 600.0
+PREDICTOR = "the predictor"
 
 
 class TreeTrainingActor(TrainingActor):
@@ -80,13 +82,14 @@ class TreeTrainingActor(TrainingActor):
         """As the flat one's; the predictor goes on as well."""
         step = super().prepare(pool)
         if self.resumed_from is not None:
-            ray.get(self.predictor.load.remote(self.resumed_from))
+            restarts.ask(lambda: self.predictor.load.remote(self.resumed_from), what=PREDICTOR)
         return step
 
     def _save_pool(self, step: int, *, best: bool = False) -> str | None:
         folder = super()._save_pool(step, best=best)
         if folder is not None:
-            ray.get(self.predictor.save.remote(folder), timeout=PREDICTOR_PATIENCE_S)
+            save = self.predictor.save.remote
+            restarts.ask(lambda: save(folder), what=PREDICTOR, timeout_s=PREDICTOR_PATIENCE_S)
         return folder
 
     def _numbers(self, draw: PoolDraw, status: dict[str, Any]) -> dict[str, float]:
@@ -114,6 +117,7 @@ class TreeTrainingActor(TrainingActor):
             "trace/alloc/unspent": total("unspent"),
             "trace/alloc/unbranchable": total("n_unbranchable"),
             "trace/alloc/failed": total("n_failed"),
+            "trace/alloc/moved": total("n_moved"),
             "trace/cost/bare_s": total("bare_s") / len(notes),
             "trace/cost/expand_s": total("expand_s") / len(notes),
         } | ({"trace/cost/prefix_cache_hit_rate": total("n_cached") / prompts} if prompts else {})
