@@ -51,7 +51,10 @@ trap 'stop_job; exit 130' INT
 trap 'stop_job; exit 143' TERM
 
 # The job agent comes up after the dashboard: submitting earlier fails with "No available agent to submit job".
-python -m openrlhf.cli.preflight --ray-address "$RAY_API" --wait 60
+if ! python -m openrlhf.cli.preflight --ray-address "$RAY_API" --wait 120; then
+    [ -z "$HEAD" ] || tail -n 20 "$HEAD_TMP/head.log" >&2
+    exit 1
+fi
 
 set -x
 if ray job submit --address "$RAY_API" --submission-id "$JOB" --working-dir "$WORKING_DIR" -- "$@"; then
