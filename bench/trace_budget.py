@@ -1,20 +1,25 @@
 """The six ways to spend one rollout budget on the calculator task, side by side: mixed groups, reward, tokens.
 
-    python bench/tree_allocation.py [--updates N] [--seeds S ...] [--allocations trace random ...] [--json FILE]
+    python bench/trace_budget.py [--updates N] [--seeds S ...] [--allocations trace random ...] [--json FILE]
 
 Every run is `examples/scripts/train_trace_tree.sh` with another `--trace.allocation`: the same small model, the same
 number of updates of 16 prompts each, the same budget M (1 + N / 2) = 128 rollouts an update. Runs take turns. A run is
 given as many prompts as it looks at: those that choose get more candidates, which is what they are for.
 
+The games are those of the tiny data set, among as many others that can't be won that they are `--beyond` of all: real
+data sets hold many problems that a model never solves, or always. What is beyond reach is written in the prompt (the
+target is more than 9 a call away), so a predictor can learn it from outcomes.
+
 Effective ratio: share of trained prompts with both outcomes (prompt), share of continued prefixes' leaves below mixed
-ones (anchor). All numbers are means over the updates after the warm-up and over the seeds; reward is that of the last
-quarter. `predictor` is the share of the step that scoring and learning take.
+ones (anchor). All numbers are means over the updates after the first `--skip` and over the seeds; held-out is the mean
+reward on games that no run trains on, after the last update. `predictor` is the share of the step that scoring and learning take.
 """
 
 import argparse
 import json
 import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -28,8 +33,12 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from examples.python import agent_func_calculator as calculator  # noqa: E402
+from examples.tiny import tasks  # noqa: E402
+from examples.tiny.build import build  # noqa: E402
+
 BATCH = 16
-ROWS = 336  # of the data set's 357: seven rounds of 48 candidates
+ROWS = 480  # ten rounds of 48 candidates
 ALLOCATIONS = ("trace", "root_only", "prefix_only", "random", "pcl", "flat")
 COLUMNS = {
     "mixed prompts": "trace/effective_ratio/prompt",
@@ -42,19 +51,36 @@ COLUMNS = {
 }
 
 
-def run(allocation: str, *, updates: int, candidates: int, seed: int, folder: Path) -> list[dict[str, Any]]:
-    """The metrics of every update of one run. Raises RuntimeError with the end of its output when it fails."""
-    from examples.tiny.build import build
+def write_games(source: Path, target: Path, *, beyond: float, seed: int = 0) -> int:
+    """The games of `source` and such that can't be won, ROWS in all, in random order; how many can be won."""
+    rng = random.Random(f"{seed} beyond")
+    winnable = [json.loads(line) for line in source.read_text().splitlines()][: round(ROWS * (1 - beyond))]
+    starts, calls = tasks.START_VALUES, tasks.GAME_CALLS
+    lost = [
+        calculator.State(v, t, n) for v in starts for n in calls for t in range(v + 9 * n + 1, calculator.LIMIT + 1)
+    ]
+    rows = winnable + [tasks.game_row(game) for game in rng.sample(lost, ROWS - len(winnable))]
+    rng.shuffle(rows)
+    target.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return len(winnable)
 
+
+def run(
+    allocation: str, *, updates: int, candidates: int, beyond: float, lr: float, seed: int, folder: Path
+) -> list[dict[str, Any]]:
+    """The metrics of every update of one run. Raises RuntimeError with the end of its output when it fails."""
     material = build()
+    write_games(material.model.parent / "calculator_train.jsonl", folder / "calculator_train.jsonl", beyond=beyond)
     looked_at = updates * (BATCH if allocation in ("random", "prefix_only", "flat") else candidates)
     episodes = math.ceil(looked_at / ROWS)
     flags = ["--trace.allocation", allocation, "--trace.candidates", str(candidates), "--train.seed", str(seed)]
     flags += ["--actor.num_gpus_per_node", "1", "--pace.log_dir", str(folder)]
-    flags += ["--train.num_episodes", str(episodes)]
+    flags += ["--train.num_episodes", str(episodes), "--trace.predictor_lr", str(lr), "--trace.warmup_steps", "4"]
+    flags += ["--eval.dataset", str(material.model.parent / "calculator_eval.jsonl"), "--eval.steps", str(updates)]
+    flags += ["--eval.n_samples_per_prompt", "4"]
     environment = {
         "MODEL": str(material.model),
-        "DATA": str(material.model.parent),
+        "DATA": str(folder),
         "RUN_DIR": str(folder),
         "RAY_ADDRESS": "local",
         "MAX_SAMPLES": str(min(ROWS, looked_at)),
@@ -66,20 +92,20 @@ def run(allocation: str, *, updates: int, candidates: int, seed: int, folder: Pa
     if code:
         raise RuntimeError(f"{allocation} ended with {code}:\n{(folder / 'output.log').read_text()[-2000:]}")
     lines = [json.loads(line) for line in (folder / "pace.jsonl").read_text().splitlines()]
-    return [line["metrics"] for line in lines if line["kind"] == "step"][:updates]
+    steps = [line["metrics"] for line in lines if line["kind"] == "step"][:updates]
+    (held_out,) = [line["metrics"] for line in lines if line["kind"] == "evaluation"][-1:]
+    return [*steps[:-1], steps[-1] | {"held-out": next(held_out[key] for key in held_out if key.endswith("pass1"))}]
 
 
-def row(runs: Sequence[Sequence[dict[str, Any]]]) -> dict[str, float | None]:
-    """The columns of one allocation over the runs of all seeds, without the first update (warm-up)."""
-    steps = [metrics for run in runs for metrics in run[1:]]
-    last = [metrics for run in runs for metrics in run[-max(1, len(run) // 4) :]]
+def row(runs: Sequence[Sequence[dict[str, Any]]], *, skip: int) -> dict[str, float | None]:
+    """The columns of one allocation over the runs of all seeds, without the first `skip` updates."""
+    steps = [metrics for run in runs for metrics in run[skip:]]
     found = {name: [m[key] for m in steps if m.get(key) is not None] for name, key in COLUMNS.items()}
     cells = {name: statistics.fmean(values) if values else None for name, values in found.items()}
-    return {"updates": statistics.fmean(map(len, runs)), **cells, "reward": mean_of(last, "rollout/reward_mean")}
-
-
-def mean_of(steps: Sequence[dict[str, Any]], key: str) -> float:
-    return statistics.fmean(step[key] for step in steps)
+    mixed = [statistics.fmean(m["trace/effective_ratio/prompt"] for m in run[skip:]) for run in runs]
+    spread = max(mixed) - min(mixed) if len(runs) > 1 else None
+    held_out = statistics.fmean(run[-1]["held-out"] for run in runs)
+    return {"updates": statistics.fmean(map(len, runs)), **cells, "held-out": held_out, "mixed, spread": spread}
 
 
 def table(rows: dict[str, dict[str, float | None]]) -> str:
@@ -100,7 +126,10 @@ def table(rows: dict[str, dict[str, float | None]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs everything and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=14, help="updates of each run (default %(default)s)")
+    parser.add_argument("--updates", type=int, default=40, help="updates of each run (default %(default)s)")
+    parser.add_argument("--beyond", type=float, default=2 / 3, help="share of games beyond reach (default 2/3)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of the predictor (default %(default)s)")
+    parser.add_argument("--skip", type=int, default=10, help="updates that no mean counts (default %(default)s)")
     parser.add_argument("--candidates", type=int, default=48, help="prompts to choose 16 from (default %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="one run of each allocation per seed")
     parser.add_argument("--allocations", nargs="+", choices=ALLOCATIONS, default=ALLOCATIONS)
@@ -109,11 +138,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs: dict[str, list[list[dict[str, Any]]]] = {allocation: [] for allocation in args.allocations}
     for seed, allocation in tqdm([(s, a) for s in args.seeds for a in args.allocations], unit="run"):
         with tempfile.TemporaryDirectory(prefix="trees-") as folder:
-            found = run(allocation, updates=args.updates, candidates=args.candidates, seed=seed, folder=Path(folder))
+            settings = {"updates": args.updates, "candidates": args.candidates, "beyond": args.beyond, "lr": args.lr}
+            found = run(allocation, seed=seed, folder=Path(folder), **settings)
         runs[allocation].append(found)
         if args.json:
             args.json.write_text(json.dumps(runs))
-    print(table({allocation: row(found) for allocation, found in runs.items()}))
+    print(table({allocation: row(found, skip=args.skip) for allocation, found in runs.items()}))
     return 0
 
 

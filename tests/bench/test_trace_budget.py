@@ -1,0 +1,56 @@
+"""The arithmetic of bench/trace_budget.py, on made-up runs."""
+
+import json
+
+import pytest
+
+from bench import trace_budget
+from bench.trace_budget import ALLOCATIONS, COLUMNS, row, table
+from examples.python import agent_func_calculator as calculator
+from examples.tiny import tasks
+from examples.tiny.recipe import Recipe
+from trace_alloc.config import TraceConfig
+
+
+def step(mixed: float, held_out: float, **more: float | None) -> dict:
+    return {"trace/effective_ratio/prompt": mixed, "held-out": held_out} | more
+
+
+def test_the_first_updates_are_left_out_and_the_evaluation_is_that_of_the_end():
+    runs = [
+        [step(0.0, 0.0), step(0.4, 0.1), step(0.6, 0.2), step(0.8, 0.5)],
+        [step(0.0, 0.0), step(0.2, 0.1), step(0.4, 0.2), step(0.6, 0.7)],
+    ]
+    cells = row(runs, skip=1)
+    assert cells["mixed prompts"] == pytest.approx(0.5) and cells["held-out"] == pytest.approx(0.6)
+    assert cells["mixed, spread"] == pytest.approx(0.2)
+    assert cells["updates"] == 4 and cells["spearman root"] is None
+
+
+def test_the_table_compares_with_uniform_allocation():
+    rows = {name: row([[step(0.0, 0.0), step(m, 0.5)]], skip=1) for name, m in (("trace", 0.6), ("random", 0.3))}
+    lines = table(rows).splitlines()
+    assert lines[0].split()[-2:] == ["x", "random"]
+    assert lines[1].split()[-1] == "2.000" and lines[2].split()[-1] == "1.000"
+
+
+def test_every_allocation_of_the_flag_is_run():
+    choices = TraceConfig.__dataclass_fields__["allocation"].metadata["knob"].choices
+    assert set(ALLOCATIONS) == set(choices)
+    assert all(key.startswith("trace/") for key in COLUMNS.values())
+
+
+def test_no_round_of_candidates_is_cut_by_the_end_of_an_episode():
+    assert trace_budget.ROWS % 48 == 0 and trace_budget.ROWS % trace_budget.BATCH == 0
+
+
+@pytest.mark.parametrize("beyond", [0.0, 2 / 3])
+def test_so_many_of_the_games_can_be_won_as_it_says(tmp_path, beyond):
+    source, target = tmp_path / "source.jsonl", tmp_path / "target.jsonl"
+    games = tasks.all_games(Recipe())
+    source.write_text("".join(json.dumps(tasks.game_row(game)) + "\n" for game in games))
+    n_winnable = trace_budget.write_games(source, target, beyond=beyond)
+    states = [calculator.start_state(json.loads(line)["label"]) for line in target.read_text().splitlines()]
+    assert len(states) == trace_budget.ROWS == len(set(states))
+    assert sum(map(calculator.winnable, states)) == n_winnable
+    assert n_winnable == (min(len(games), trace_budget.ROWS) if not beyond else trace_budget.ROWS // 3)
