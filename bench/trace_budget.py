@@ -12,7 +12,8 @@ target is more than 9 a call away), so a predictor can learn it from outcomes.
 
 Effective ratio: share of trained prompts with both outcomes (prompt), share of continued prefixes' leaves below mixed
 ones (anchor). All numbers are means over the updates after the first `--skip` and over the seeds; held-out is the mean
-reward on games that no run trains on, after the last update. `predictor` is the share of the step that scoring and learning take.
+reward on games that no run trains on, after the last update; `predictor` is the share of the step that scoring and
+learning take.
 """
 
 import argparse
