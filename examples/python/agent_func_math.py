@@ -5,7 +5,8 @@ equals the label, else 0. Programs run in a sandbox, each one afresh, so an epis
 
     MATH_MAX_TURNS          turns of the model (default 8)
     MATH_TOOL_TIMEOUT_S     seconds of a program (default 12)
-    MATH_ALLOW_UNSANDBOXED  1: run programs without a sandbox where there can be none; they can do what you can
+    MATH_TOOL_MEMORY_MIB    memory of each of a program's processes (default 512)
+    MATH_ALLOW_UNSANDBOXED  1: where there can be no sandbox, run programs without one; they can do what you can
 
 Data: `python -m examples.tasks.math`, or any set with questions and answers; without `--data.apply_chat_template`.
 """
@@ -25,11 +26,20 @@ SYSTEM = (
 )
 
 
+def setting(name: str, default: int) -> int:
+    """A whole number above 0 from the environment."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(f"{name}={text}: set it to a whole number above 0, or leave it out for {default}")
+    return int(text)
+
+
 @cache
 def sandbox() -> Sandbox:
     """One for all episodes of this process."""
     return Sandbox(
-        timeout_s=float(os.environ.get("MATH_TOOL_TIMEOUT_S", "12")),
+        timeout_s=setting("MATH_TOOL_TIMEOUT_S", 12),
+        memory_mib=setting("MATH_TOOL_MEMORY_MIB", 512),
         allow_unsandboxed=os.environ.get("MATH_ALLOW_UNSANDBOXED") == "1",
     )
 
@@ -38,30 +48,28 @@ async def python(code: str) -> str:
     """Runs a Python program and returns what it prints.
 
     Args:
-        code: The program. Every call starts afresh.
+        code: The program. Every call starts afresh. Only the standard library is there.
     """
-    box = sandbox()
-    return (await box.run(code)).for_model(box.timeout_s)
+    return (await sandbox().run(code)).text
 
 
 class MathAgent(ToolAgent):
     """One problem."""
 
-    log_names = ("correct",)
+    log_names = ("correct", "boxed")
     label = ""
 
     async def start(self, prompt: str, label: str) -> Start:
-        await sandbox().ready()  # a run without one ends here, not as errors that the model reads
-        self.label = label
-        self.max_turns = int(os.environ.get("MATH_MAX_TURNS", "8"))
+        await sandbox().ready()  # a run without one ends here, not with errors that the model reads
+        self.label, self.max_turns = label, setting("MATH_MAX_TURNS", 8)
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
-        # The sandbox keeps the time itself; a call may have to wait for its turn.
+        # The sandbox keeps the time itself; a program may have to wait until others have ended.
         return Start(messages, Toolbox([Tool(python)], timeout_s=600.0))
 
     async def finish(self, text: str) -> Outcome:
         boxed = "\\boxed" in text
         correct = float(boxed and await asyncio.to_thread(is_correct, text, self.label))
-        return Outcome(done=True, reward=correct, logs={"correct": correct})
+        return Outcome(done=True, reward=correct, logs={"correct": correct, "boxed": float(boxed)})
 
 
 class AgentExecutor(ToolAgentExecutor):

