@@ -10,8 +10,8 @@ says nothing about learning. The cluster below stands for the paper's; its numbe
 - assumed, as the paper says neither: batches of 32 groups of 16, a load of 1.2, the shape of lengths, the drift model;
 - predicted: everything else. The first fifth of every run counts nowhere.
 
-A claim is judged for each seed on its own and held if it is for all of them. Thresholds were fixed before the first run
-on these seeds; that kept length and kept generation lag are two claims, not one, came after it.
+A claim is judged for each seed on its own and held if it is for all of them. Thresholds were fixed before the first
+run on these seeds; that kept length and kept generation lag are two claims, not one, came after it.
 """
 
 import argparse
