@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 # Everything in the locks is pinned, dependencies included, so nothing is left to resolve.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps
 
-# Whole runs (`ray`) need the machine for themselves; all other tests share it.
+# A whole run (`ray`) is a dozen processes that mostly wait for each other: two at a time fill two cores.
 PARALLEL := --numprocesses auto --maxprocesses 4
+RUNS := --numprocesses 2 --dist worksteal
 
 .PHONY: quickstart test test-fast lint clean
 
@@ -15,7 +16,7 @@ quickstart: $(VENV)/.run
 
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -q -m "not ray and not gpu" $(PARALLEL)
-	$(BIN)/python -m pytest -q -m "ray and not gpu" --durations 30
+	$(BIN)/python -m pytest -q -m "ray and not gpu" $(RUNS) --durations 30
 
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu" $(PARALLEL)

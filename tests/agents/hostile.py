@@ -26,6 +26,16 @@ NETWORK = {
         "PermissionError",
     ),
     "packet socket": ("import socket\nsocket.socket(socket.AF_PACKET)\nprint('ESCAPED')", "PermissionError"),
+    "the machine of this machine": (
+        "import socket\nfor family in (40, 16, 17, 38, 30):\n    try:\n"
+        "        socket.socket(family, socket.SOCK_SEQPACKET if family == 30 else socket.SOCK_STREAM)\n"
+        "        print('ESCAPED')\n    except OSError as error: print(error.errno)",
+        "1\n1\n1\n1\n1",
+    ),
+    "pairs of other sockets": (
+        f"{C}x = (ctypes.c_int * 2)()\nprint('ESCAPED' if c.socketpair(30, 5, 0, x) == 0 else ctypes.get_errno())",
+        "1",
+    ),
     "abstract socket of this machine": (
         "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('\\0{mark}')\nprint('ESCAPED')",
         "ConnectionRefusedError",
@@ -65,6 +75,20 @@ TOO_MUCH = {
     "raising its own limits": (
         "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\nprint('ESCAPED')",
         "not allowed to raise maximum limit",
+    ),
+    "a million files": (
+        "import os\nos.fork(); os.fork()\nfor i in range(10**6):\n"
+        "    os.close(os.open(f'/tmp/{os.getpid()}-{i}', os.O_CREAT))\nprint('ESCAPED')",
+        ENDED,
+    ),
+    "watching files": (
+        f"{C}x = [c.inotify_init() for _ in range(999)]\nprint('ESCAPED' if x[-1] >= 0 else 'no')",
+        "no",
+    ),
+    "being the last to go when memory is short": (
+        "print(open('/proc/self/oom_score_adj').read())\n"
+        "open('/proc/self/oom_score_adj', 'w').write('0')\nprint('ESCAPED')",
+        "Read-only file system",
     ),
     "endless output": ("while True:\n    print('x' * 4096, end='')", "printed too much"),
     "huge output": ("print('x' * 10**7)", "printed too much"),
@@ -129,6 +153,10 @@ READING = {
         "no",
     ),
     "the root of the first process": ("import os\nos.listdir('/proc/1/root')\nprint('ESCAPED')", "FileNotFoundError"),
+    "the kernel's log": (
+        f"{C}b = ctypes.create_string_buffer(99)\nprint('ESCAPED' if c.klogctl(3, b, 99) >= 0 else 'no')",
+        "no",
+    ),
     "physical memory": ("open('/dev/mem', 'rb').read(1)\nprint('ESCAPED')", "FileNotFoundError"),
     "files that were left open": (
         "import os\nfor i in range(3, 64):\n    try:\n        print('ESCAPED', os.readlink(f'/proc/self/fd/{i}'))\n"
@@ -148,6 +176,17 @@ WRITING = {
     "a symbolic link outwards": (
         "import os\nos.symlink('{outside}', '/tmp/link')\nopen('/tmp/link', 'w').write('owned')\nprint('ESCAPED')",
         "FileNotFoundError",
+    ),
+    "a hard link outwards": ("import os\nos.link(os.__file__, '/tmp/link')\nprint('ESCAPED')", "cross-device link"),
+    "a device of its own": (
+        "import os, stat\nos.mknod('/tmp/mem', 0o666 | stat.S_IFCHR, os.makedev(1, 1))\nprint('ESCAPED')",
+        "PermissionError",
+    ),
+    "anything of the kernel's": (
+        "import os\nx = [os.path.join(f, n) for f, _, names in os.walk('/proc') for n in names]\n"
+        "x = [p for p in x if os.path.exists(p) and os.access(p, os.W_OK) and not p.endswith('/fd/1')]\n"
+        "print('ESCAPED' if any('/fd/' not in p and '/map_files/' not in p for p in x) else 'no')",
+        "no",
     ),
     "kernel settings": ("open('/proc/sys/kernel/core_pattern', 'w').write('x')\nprint('ESCAPED')", FAILED),
     "the machine's halt": ("open('/proc/sysrq-trigger', 'w').write('b')\nprint('ESCAPED')", FAILED),

@@ -83,6 +83,26 @@ def test_programs_run_in_the_sandbox() -> None:
     assert "tool\n65534 False ['HOME', 'LANG', 'PATH', 'PWD']<" in ran["environment_feedback"]
 
 
+@needs_walls
+def test_packages_are_there_if_the_environment_names_them_and_the_model_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, without = episode(MathAgent, "?", "1", call("python", code="import mpmath"))
+    assert "It may import: the standard library." in start["observation"]
+    assert "ModuleNotFoundError" in without["environment_feedback"]
+    monkeypatch.setenv("MATH_TOOL_PACKAGES", "mpmath, sympy")
+    agent_func_math.sandbox.cache_clear()
+    start, ran = episode(MathAgent, "?", "1", call("python", code="import sympy; print(sympy.Integer(6) * 7)"))
+    assert "It may import: the standard library, mpmath, sympy." in start["observation"]
+    assert "tool\n42<" in ran["environment_feedback"]
+
+
+def test_a_package_that_is_not_installed_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MATH_TOOL_PACKAGES", "no_such_thing")
+    with pytest.raises(ValueError, match="no module 'no_such_thing' here; install it, or leave it out"):
+        episode(MathAgent, "?", "1")
+
+
 def test_programs_share_nothing() -> None:
     _, _, second, _ = episode(MathAgent, "?", "1", call("python", code="x = 1"), call("python", code="print(x)"), "?")
     assert "NameError" in second["environment_feedback"]

@@ -1,10 +1,12 @@
 """Programs run behind walls that end them in time; without walls nothing runs."""
 
 import asyncio
+import json
 import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf.agents import sandbox
+from openrlhf.agents import sandbox, system_calls
 from openrlhf.agents.sandbox import Ran, Sandbox, SandboxUnavailable
 
 from .processes import gone, running
@@ -101,6 +103,30 @@ def test_nothing_that_was_installed_here_is_there() -> None:
 
 
 @needs_walls
+def test_a_package_is_there_if_it_was_asked_for() -> None:
+    settings = {"packages": ("mpmath", "numpy"), "timeout_s": 9}
+    assert run("import mpmath, numpy; print(mpmath.mpf(1) / 4, numpy.arange(3).sum())", **settings).text == "0.25 3"
+    assert "ModuleNotFoundError" in run("import sympy", **settings).text
+    assert "Read-only" in run("import os, mpmath; os.unlink(mpmath.__file__)", **settings).text
+
+
+@pytest.mark.parametrize("name", ["nothing_of_this_name", "xml.dom", "../x", "sys"])
+def test_a_package_that_is_not_there_is_named_also_by_who_insists(name: str) -> None:
+    with pytest.raises(ValueError, match=f"no module '{name}'.*leave it out"):
+        Sandbox(packages=(name,), allow_unsandboxed=True)
+
+
+@needs_walls
+def test_a_package_that_does_not_work_is_no_reason_to_go_without_walls(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # pytest's own folders are closed to the program's user
+        (Path(folder) / "broken_package.py").write_text("1 / 0")
+        monkeypatch.syspath_prepend(folder)
+        with pytest.raises(ValueError, match="broken_package can't be imported(.|\n)*ZeroDivisionError"):
+            run("print(1)", packages=("broken_package",), allow_unsandboxed=True)
+
+
+@needs_walls
 def test_so_many_programs_run_at_once_and_no_more() -> None:
     async def spans() -> list[tuple[float, float]]:
         box = Sandbox(timeout_s=9, concurrency=2)
@@ -133,16 +159,18 @@ def test_runs_that_are_cancelled_at_any_time_end_their_programs(mark: str) -> No
 @needs_walls
 def test_a_program_dies_with_the_process_that_runs_it(mark: str) -> None:
     code = (
-        "import asyncio\nfrom openrlhf.agents import sandbox\n"
-        f"sandbox.PROGRAM = '/{mark}.py'\nasyncio.run(sandbox.Sandbox(timeout_s=60).run({HANG!r}))"
+        "import asyncio\nfrom openrlhf.agents import sandbox\nasync def main():\n"
+        "    box = sandbox.Sandbox(timeout_s=60)\n    await box.ready()\n"  # its trial's processes are not counted
+        f"    sandbox.PROGRAM = '/{mark}.py'\n    await box.run({HANG!r})\nasyncio.run(main())"
     )
     runner = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code])
     until = time.monotonic() + 60
     while len(running(mark)) < 4 and time.monotonic() < until:  # the runner, bubblewrap twice, the program
         time.sleep(0.1)
-    assert len(running(mark)) >= 4
+    started = len(running(mark))
     runner.kill()
     runner.wait()
+    assert started >= 4
 
 
 @needs_walls
@@ -152,14 +180,15 @@ def test_an_ordinary_user_has_a_sandbox_too() -> None:
     if os.geteuid() != 0 or not os.path.exists(python):
         pytest.skip("the other tests run as an ordinary user, or there is no /usr/bin/python3")
     code = (
-        "import asyncio, os, sys, types\nsys.path.insert(0, sys.argv[1])\n"
-        "sys.modules['sandbox'] = module = types.ModuleType('sandbox')\n"
-        "exec(sys.stdin.read(), module.__dict__)\n"
+        "import asyncio, json, os, sys, types\nsys.path.insert(0, sys.argv[1])\n"
+        "for name, text in json.load(sys.stdin).items():\n"
+        "    sys.modules[name] = module = types.ModuleType(name)\n"
+        "    exec(text, module.__dict__)\n"
         "print(os.getuid(), asyncio.run(module.Sandbox().run('import os; print(os.getuid(), os.listdir())')).text)"
     )
     done = subprocess.run(
         [python, "-c", code, str(Path(sandbox.bubblewrap()).parents[2])],
-        input=Path(sandbox.__file__).read_text(),
+        input=json.dumps({module.__name__: Path(module.__file__).read_text() for module in (system_calls, sandbox)}),
         **{"user": 4321, "group": 4321, "extra_groups": [], "cwd": "/", "env": {}},
         capture_output=True,
         text=True,
@@ -180,6 +209,31 @@ def test_without_bubblewrap_nothing_runs_unless_insisted_on(monkeypatch: pytest.
     assert run(f"import os; os.fork()\n{HANG}", allow_unsandboxed=True, timeout_s=0.5).timed_out
 
 
+def test_without_util_linux_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox._tool.cache_clear()
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name, path=None: None)
+    with pytest.raises(SandboxUnavailable, match="is missing; install util-linux|bubblewrap is missing"):
+        run("print(1)")
+
+
+@needs_walls
+def test_a_program_starts_as_soon_whatever_memory_its_parent_has() -> None:
+    """Copying a process, to start another, takes 35 ms for each GiB that it has."""
+    box = Sandbox(timeout_s=9)
+
+    async def seconds() -> float:
+        times = []
+        for _ in range(8):
+            began = time.monotonic()
+            await box.run("")
+            times.append(time.monotonic() - began)
+        return min(times)
+
+    before = asyncio.run(seconds())
+    memory = bytearray(b"x") * (1 << 30)
+    assert asyncio.run(seconds()) < before + 0.02 and memory
+
+
 @pytest.mark.parametrize("program", ["/bin/false", "/nowhere/bwrap"])
 def test_walls_that_do_not_stand_are_noticed(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(sandbox, "bubblewrap", lambda: program)
@@ -188,7 +242,7 @@ def test_walls_that_do_not_stand_are_noticed(monkeypatch: pytest.MonkeyPatch, pr
 
 
 def test_a_machine_whose_system_calls_are_not_known_has_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "DENIED", {})
+    monkeypatch.setattr(system_calls, "DENIED", {})
     sandbox._system_call_filter.cache_clear()
     with pytest.raises(SandboxUnavailable, match="bubblewrap|no filter of system calls"):
         run("print(1)")
