@@ -69,6 +69,7 @@ class Sandbox:
     `timeout_s` bounds a program's time with the start of its interpreter, `memory_mib` each of its at most `processes`
     processes (threads count, too), `scratch_mib` each file, /tmp, and /dev/shm, `max_output` the bytes it prints.
     `packages` are top-level modules installed here that a program may import, as ("sympy", "mpmath").
+    How many files it makes is bounded by its time alone: each takes about a KiB of the kernel's memory until its end.
     """
 
     def __init__(
