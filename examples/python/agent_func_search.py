@@ -1,0 +1,70 @@
+"""Multi-hop questions with a search tool, for `--train.agent_func_path examples/python/agent_func_search.py`.
+
+The model may search a corpus on this machine, and gives its answer in \\boxed{}. The reward is 1 for an exact match
+with one of the label's answers, the token F1 where it is at least 0.3, else 0. The corpus never changes, so an episode
+has no state but its text.
+
+    SEARCH_CORPUS     folder of the corpus, with its index (python -m openrlhf.agents.retrieval); needed
+    SEARCH_TOP_K      passages of an answer (default 3)
+    SEARCH_MAX_TURNS  turns of the model (default 8)
+
+Data: `python -m examples.tasks.search`; a label is a JSON object with `answers`. Without `--data.apply_chat_template`.
+"""
+
+import json
+import os
+
+from openrlhf.agents import answers
+from openrlhf.agents.retrieval import RetrievalError, Retriever
+from openrlhf.agents.tool_agent import Outcome, Start, ToolAgent, ToolAgentExecutor
+from openrlhf.agents.tools import Tool, Toolbox
+
+SYSTEM = (
+    "Answer the question. You may search a collection of short texts with the tool `search`, several times if need be. "
+    "When you are sure, answer without calling a tool, and put the answer, as short as possible, in \\boxed{}."
+)
+PASSAGE_CHARS = 800
+
+
+def retriever() -> Retriever:
+    """The corpus of this process. Raises RetrievalError, which names the variable to set."""
+    folder = os.environ.get("SEARCH_CORPUS")
+    if not folder:
+        raise RetrievalError("SEARCH_CORPUS is not set; name the folder of a corpus (python -m examples.tasks.search)")
+    return Retriever.open(folder)
+
+
+async def search(query: str) -> str:
+    """Finds the passages that fit a query best.
+
+    Args:
+        query: What to look for, in a few words.
+    """
+    hits = await retriever().search(query, int(os.environ.get("SEARCH_TOP_K", "3")))
+    return "\n\n".join(f"{hit.passage.title}: {hit.passage.text[:PASSAGE_CHARS]}" for hit in hits)
+
+
+class SearchAgent(ToolAgent):
+    """One question."""
+
+    log_names = ("em", "f1")
+
+    async def start(self, prompt: str, label: str) -> Start:
+        retriever()  # a missing index is not the model's to read
+        self.answers = [str(answer) for answer in json.loads(label)["answers"]]
+        self.max_turns = int(os.environ.get("SEARCH_MAX_TURNS", "8"))
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
+        return Start(messages, Toolbox([Tool(search)]))
+
+    async def finish(self, text: str) -> Outcome:
+        answer = answers.boxed(text)
+        found = "" if answer is None else answer
+        logs = {"em": answers.exact_match(found, self.answers), "f1": answers.f1(found, self.answers)}
+        return Outcome(done=True, reward=answers.reward(answer, self.answers), logs=logs)
+
+
+class AgentExecutor(ToolAgentExecutor):
+    """What `--train.agent_func_path` loads from this file."""
+
+    def __init__(self) -> None:
+        super().__init__(SearchAgent)
