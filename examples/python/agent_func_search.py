@@ -20,7 +20,7 @@ from openrlhf.agents.tool_agent import Outcome, Start, ToolAgent, ToolAgentExecu
 from openrlhf.agents.tools import Tool, Toolbox
 
 SYSTEM = (
-    "Answer the question. You may search a collection of short texts with the tool `search`, several times if need be. "
+    "Answer the question. You may search short texts with the tool `search`, if need be several times. "
     "When you are sure, answer without calling a tool, and put the answer, as short as possible, in \\boxed{}."
 )
 PASSAGE_CHARS = 800
