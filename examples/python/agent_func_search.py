@@ -5,17 +5,19 @@ with one of the label's answers, the token F1 where it is at least 0.3, else 0. 
 has no state but its text.
 
     SEARCH_CORPUS     folder of the corpus, with its index (python -m openrlhf.agents.retrieval); needed
+    SEARCH_ENCODER    folder of the encoder, where it is not where it was when the index was built
     SEARCH_TOP_K      passages of an answer (default 3)
     SEARCH_MAX_TURNS  turns of the model (default 8)
 
 Data: `python -m examples.tasks.search`; a label is a JSON object with `answers`. Without `--data.apply_chat_template`.
 """
 
+import asyncio
 import json
 import os
 
 from openrlhf.agents import answers
-from openrlhf.agents.retrieval import RetrievalError, Retriever
+from openrlhf.agents.retrieval import MAX_K, RetrievalError, Retriever
 from openrlhf.agents.tool_agent import Outcome, Start, ToolAgent, ToolAgentExecutor
 from openrlhf.agents.tools import Tool, Toolbox
 
@@ -26,12 +28,25 @@ SYSTEM = (
 PASSAGE_CHARS = 800
 
 
-def retriever() -> Retriever:
+def setting(name: str, default: int, most: int) -> int:
+    """A whole number from 1 to `most` from the environment."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise ValueError(f"{name}={text}: set it to a whole number from 1 to {most}, or leave it out for {default}")
+    return int(text)
+
+
+def top_k() -> int:
+    """How many passages a search gives."""
+    return setting("SEARCH_TOP_K", 3, MAX_K)
+
+
+async def retriever() -> Retriever:
     """The corpus of this process. Raises RetrievalError, which names the variable to set."""
     folder = os.environ.get("SEARCH_CORPUS")
     if not folder:
         raise RetrievalError("SEARCH_CORPUS is not set; name the folder of a corpus (python -m examples.tasks.search)")
-    return Retriever.open(folder)
+    return await asyncio.to_thread(Retriever.open, folder, os.environ.get("SEARCH_ENCODER", ""))
 
 
 async def search(query: str) -> str:
@@ -40,8 +55,19 @@ async def search(query: str) -> str:
     Args:
         query: What to look for, in a few words.
     """
-    hits = await retriever().search(query, int(os.environ.get("SEARCH_TOP_K", "3")))
+    hits = await (await retriever()).search(query, top_k())
     return "\n\n".join(f"{hit.passage.title}: {hit.passage.text[:PASSAGE_CHARS]}" for hit in hits)
+
+
+def golds(label: str) -> list[str]:
+    """The right answers of a label. Raises ValueError for another form of label."""
+    try:
+        found = json.loads(label)["answers"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"the label {label[:100]!r} is not a JSON object with a list `answers`") from error
+    if not isinstance(found, list) or not found or not all(isinstance(answer, str) for answer in found):
+        raise ValueError(f"the label {label[:100]!r} needs a list of texts, `answers`")
+    return found
 
 
 class SearchAgent(ToolAgent):
@@ -50,16 +76,18 @@ class SearchAgent(ToolAgent):
     log_names = ("em", "f1")
 
     async def start(self, prompt: str, label: str) -> Start:
-        retriever()  # a missing index is not the model's to read
-        self.answers = [str(answer) for answer in json.loads(label)["answers"]]
-        self.max_turns = int(os.environ.get("SEARCH_MAX_TURNS", "8"))
+        await retriever()  # a missing index or a wrong setting is not the model's to read
+        top_k()
+        self.answers = golds(label)
+        self.max_turns = setting("SEARCH_MAX_TURNS", 8, 1000)
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
         return Start(messages, Toolbox([Tool(search)]))
 
     async def finish(self, text: str) -> Outcome:
         answer = answers.boxed(text)
-        found = "" if answer is None else answer
-        logs = {"em": answers.exact_match(found, self.answers), "f1": answers.f1(found, self.answers)}
+        if not answer:
+            return Outcome(done=True)
+        logs = {"em": answers.exact_match(answer, self.answers), "f1": answers.f1(answer, self.answers)}
         return Outcome(done=True, reward=answers.reward(answer, self.answers), logs=logs)
 
 

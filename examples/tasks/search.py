@@ -12,7 +12,7 @@ import json
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,74 @@ FILM = (
     "Silent Golden Broken Hidden Last Distant Crimson Frozen".split(),
     "River Mirror Harvest Signal Garden Letter".split(),
 )
-TRADES = "chemist engineer painter sailor teacher surgeon botanist architect".split()
+BOOK = (
+    "Winter Paper Copper Summer Hollow Velvet Northern Wandering".split(),
+    "Atlas Orchard Lantern Voyage Clock Island".split(),
+)
+RIVERS = "Arven Brisk Cauda Delme Ister Lorn Mavra Ondra Pelin Rusk Sarn Tavel".split()
+TRADES = "chemist painter sailor teacher surgeon botanist printer weaver".split()
 PEOPLE = 120
+
+BIRTH = (
+    "{name} was born in {town} in {year}.",
+    "A native of {town}, {name} came into the world in {year}.",
+    "The birthplace of {name}, born in {year}, is {town}.",
+)
+TRADE = (
+    "Before becoming known, {name} worked as a {trade}.",
+    "{name} made a living as a {trade} at first.",
+    "Trained as a {trade}, {name} stayed in that trade for years.",
+)
+SITE = (
+    "{name} is a town of {n},000 people on the river {river}.",
+    "The river {river} flows through {name}, a town of {n},000.",
+    "{name}, with {n},000 inhabitants, lies on the banks of the {river}.",
+)
+SEAT = ("It has its seat in {town}.", "Its head office is in {town}.", "The company is run from {town}.")
+# kind of thing: (what its maker is called, sentences)
+WORKS = {
+    "company": ("founder", ("{name} is a company founded by {maker}.", "The company {name} was set up by {maker}.")),
+    "film": ("director", ("{name} is a film directed by {maker}.", "The film {name} was shot by {maker}.")),
+    "book": ("author", ("{name} is a novel by {maker}.", "{maker} wrote the novel {name}.")),
+}
 
 
 @dataclass(frozen=True)
 class World:
-    """Passages by id, and the questions about them."""
+    """Passages, and the questions about them."""
 
-    passages: list[dict[str, str]]
-    questions: list[files.Row]
+    passages: list[dict[str, str]] = field(default_factory=list)
+    questions: list[files.Row] = field(default_factory=list)
+
+    def tell(self, title: str, *sentences: str) -> str:
+        """A new passage; its id."""
+        self.passages.append({"id": f"p{len(self.passages):04d}", "title": title, "text": " ".join(sentences)})
+        return self.passages[-1]["id"]
+
+    def ask(self, question: str, answer: str, *supporting: str) -> None:
+        """A new question."""
+        label = json.dumps({"answers": [answer], "supporting": list(supporting)})
+        self.questions.append({"prompt": question, "label": label, "datasource": "two_hop"})
+
+
+@dataclass(frozen=True)
+class Town:
+    """A place, and its passage."""
+
+    passage: str
+    name: str
+    river: str
+
+
+@dataclass(frozen=True)
+class Person:
+    """A person, and the passage about the person."""
+
+    passage: str
+    name: str
+    town: Town
+    year: int
+    trade: str
 
 
 def _names(parts: tuple[list[str], list[str]], joint: str = "") -> list[str]:
@@ -51,70 +109,86 @@ def _names(parts: tuple[list[str], list[str]], joint: str = "") -> list[str]:
 
 
 def generate(seed: int) -> World:
-    """A small world: people with a town of birth and a trade, companies with a founder, films with a director."""
-    rng = random.Random(f"{seed} world")
-    people = rng.sample(_names((FIRST, LAST), " "), PEOPLE)
-    towns, companies, films = _names(TOWN), _names(COMPANY), _names(FILM, " ")
-    passages: list[dict[str, str]] = []
-    questions: list[files.Row] = []
+    """A small world: towns, people who were born there, and companies, films and books that they made."""
+    rng, world = random.Random(f"{seed} world"), World()
+    towns = _towns(world, rng)
+    people = _people(world, rng, towns)
+    for kind, names in (("company", _names(COMPANY)), ("film", _names(FILM, " ")), ("book", _names(BOOK, " "))):
+        _works(world, rng, kind, names, people, towns)
+    _comparisons(world, rng, people)
+    rng.shuffle(world.questions)
+    return world
 
-    def passage(title: str, *sentences: str) -> str:
-        passages.append({"id": f"p{len(passages):04d}", "title": title, "text": " ".join(sentences)})
-        return passages[-1]["id"]
 
-    def ask(question: str, answer: str, *supporting: str) -> None:
-        label = json.dumps({"answers": [answer], "supporting": list(supporting)})
-        questions.append({"prompt": question, "label": label, "datasource": "two_hop"})
+def _towns(world: World, rng: random.Random) -> list[Town]:
+    towns = []
+    for name in _names(TOWN):
+        river = rng.choice(RIVERS)
+        passage = world.tell(name, rng.choice(SITE).format(name=name, n=rng.randrange(3, 90), river=river))
+        towns.append(Town(passage, name, river))
+    return towns
 
-    for town in towns:
-        river = rng.choice(LAST)
-        passage(town, f"{town} is a town of {rng.randrange(3, 90)},000 people on the river {river}.")
-    born = {person: rng.choice(towns) for person in people}
-    year = {person: rng.randrange(1850, 1990) for person in people}
-    trade = {person: rng.choice(TRADES) for person in people}
-    lives = {
-        person: passage(
-            person,
-            rng.choice(
-                (f"{person} was born in {born[person]}", f"A native of {born[person]}, {person} came to the world")
-            )
-            + f" in {year[person]}.",
-            f"Before becoming known, {person} worked as a {trade[person]}.",
-        )
-        for person in people
-    }
-    for kind, things, role, verb in (
-        ("company", companies, "founder", "founded"),
-        ("film", films, "director", "directed"),
-    ):
-        for thing in things:
-            person = rng.choice(people)
-            about = passage(thing, f"{thing} is a {kind}.", f"It was {verb} by {person}.")
-            ask(f"In which town was the {role} of {thing} born?", born[person], about, lives[person])
-            ask(f"What did the {role} of {thing} work as before becoming known?", trade[person], about, lives[person])
-    for _ in range(len(companies) // 2):
-        left, right = rng.sample(people, 2)
-        if year[left] != year[right]:
-            answer = "yes" if year[left] < year[right] else "no"
-            ask(f"Was {left} born before {right}?", answer, lives[left], lives[right])
-    rng.shuffle(questions)
-    return World(passages, questions)
+
+def _people(world: World, rng: random.Random, towns: Sequence[Town]) -> list[Person]:
+    people = []
+    for name in rng.sample(_names((FIRST, LAST), " "), PEOPLE):
+        town, year, trade = rng.choice(towns), rng.randrange(1850, 1990), rng.choice(TRADES)
+        born = rng.choice(BIRTH).format(name=name, town=town.name, year=year)
+        passage = world.tell(name, born, rng.choice(TRADE).format(name=name, trade=trade))
+        people.append(Person(passage, name, town, year, trade))
+        question = f"On which river is the town where {name} was born?"
+        world.ask(question, town.river, passage, town.passage)
+    return people
+
+
+def _works(
+    world: World, rng: random.Random, kind: str, names: Sequence[str], people: Sequence[Person], towns: Sequence[Town]
+) -> None:
+    role, made = WORKS[kind]
+    for name in names:
+        maker, seat = rng.choice(people), rng.choice(towns)
+        sentences = [rng.choice(made).format(name=name, maker=maker.name)]
+        if kind == "company":
+            sentences.append(rng.choice(SEAT).format(town=seat.name))
+        about = world.tell(name, *sentences)
+        world.ask(f"In which town was the {role} of {name} born?", maker.town.name, about, maker.passage)
+        world.ask(f"What trade did the {role} of {name} have at first?", maker.trade, about, maker.passage)
+        if kind == "company":
+            world.ask(f"On which river is the town where {name} has its seat?", seat.river, about, seat.passage)
+
+
+def _comparisons(world: World, rng: random.Random, people: Sequence[Person]) -> None:
+    """Every pair of neighbours in a random order, so none occurs twice."""
+    order = rng.sample(people, len(people))
+    for number, (left, right) in enumerate(zip(order, order[1:], strict=False)):
+        if left.year == right.year:
+            continue
+        older = left.name if left.year < right.year else right.name
+        if number % 2:
+            question, answer = f"Was {left.name} born before {right.name}?", "yes" if older == left.name else "no"
+        else:
+            question, answer = f"Who was born first, {left.name} or {right.name}?", older
+        world.ask(question, answer, left.passage, right.passage)
 
 
 def from_hotpot(rows: Sequence[dict[str, Any]]) -> World:
-    """Questions with their contexts, a passage for every title. Raises ValueError for a row in another format."""
+    """Questions with their contexts, a passage for every title; what occurs again is left out.
+
+    Raises ValueError for a row in another format.
+    """
     passages: dict[str, dict[str, str]] = {}
-    questions: list[files.Row] = []
+    questions: dict[str, files.Row] = {}
     for number, row in enumerate(rows):
         try:
             for title, sentences in row["context"]:
                 passages.setdefault(title, {"id": title, "title": title, "text": "".join(sentences)})
             supporting = list(dict.fromkeys(title for title, _ in row["supporting_facts"]))
             label = json.dumps({"answers": [row["answer"]], "supporting": supporting})
-            questions.append({"prompt": row["question"], "label": label, "datasource": "hotpotqa"})
+            found = {"prompt": row["question"], "label": label, "datasource": "hotpotqa"}
+            questions.setdefault(row["question"], found)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"question {number} is not in HotpotQA's format: {error!r}") from error
-    return World(list(passages.values()), questions)
+    return World(list(passages.values()), list(questions.values()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,6 +202,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         world = from_hotpot(json.loads(args.hotpot.read_text())) if args.hotpot else generate(args.seed)
     except (OSError, ValueError) as error:
         made.error(f"--hotpot: {args.hotpot} can't be used ({error}); name a file in HotpotQA's format")
+    if args.train + args.eval > len(world.questions):
+        made.error(f"--train, --eval: together at most {len(world.questions)}, the number of questions")
     questions = {"eval": world.questions[: args.eval], "train": world.questions[args.eval :][: args.train]}
     files.write(args.out, questions)
     files.write(args.out / "corpus", {"passages": world.passages})

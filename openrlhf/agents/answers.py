@@ -57,8 +57,11 @@ def _f1(answer: str, gold: str) -> float:
 
 
 def reward(answer: str | None, golds: Iterable[str]) -> float:
-    """1 for an exact match, else F1 where it reaches MIN_F1, else 0."""
-    if answer is None:
+    """1 for an exact match, else F1 where it reaches MIN_F1, else 0. An empty answer gets nothing.
+
+    Some golds have no words after normalisation ("The The"); an empty box would match them.
+    """
+    if not answer:
         return 0.0
     score = f1(answer, golds)
     return score if score >= MIN_F1 else 0.0

@@ -4,8 +4,8 @@
     hits = await Retriever.open(CORPUS).search("who founded Acme?", k=3)
 
 Invariants: the same corpus, encoder and query give the same hits in the same order in every process: the search is
-exact, ties go by passage id, and a query is encoded alone. An index that does not belong to its corpus is refused.
-Nothing is unpickled or downloaded.
+exact, ties go by passage id, and a query is encoded alone. An index that does not belong to its corpus or its encoder
+is refused. No pickled index is read.
 
 In: `*.jsonl` files with `id`, `title` and `text`. Out: passages with scores (cosine similarity). The encoder is a
 sentence-transformers model. Source: trace.md 12 (deterministic local dense retrieval; E5 and its prefixes in recipes).
@@ -16,10 +16,11 @@ import asyncio
 import hashlib
 import json
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ MAX_QUERY_CHARS = 4096  # more than any encoder reads
 MAX_K = 100
 BLOCK = 1 << 16  # passages that are compared at once
 BATCH = 64
+SLACK = 1e-5  # more than float32 products of unit vectors are off by
+SAME = 0.99  # cosine of a passage's vector and the index's; batches and machines round differently
 Vectors = NDArray[np.float32]
 Encode = Callable[[list[str]], Vectors]  # texts -> one normalised row each
 
@@ -47,6 +50,22 @@ class Passage:
     id: str
     title: str
     text: str
+
+    def whole(self) -> str:
+        """What an encoder reads of it."""
+        return f"{self.title}\n{self.text}"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an index was made of; `corpus` is the passages' hash."""
+
+    encoder: str
+    corpus: str
+    query_prefix: str
+    passage_prefix: str
+    dimension: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -64,20 +83,29 @@ def read_corpus(folder: Path) -> tuple[list[Passage], str]:
         raise RetrievalError(f"{folder} holds no corpus: it needs .jsonl files with id, title and text in every line")
     found: dict[str, Passage] = {}
     for path in paths:
-        for number, line in enumerate(path.read_text().splitlines(), start=1):
-            try:
-                row = json.loads(line)
-                passage = Passage(str(row["id"]), str(row["title"]), str(row["text"]))
-            except (ValueError, KeyError, TypeError) as error:
-                raise RetrievalError(f"{path}, line {number}: no id, title and text ({error!r})") from error
-            if passage.id in found:
-                raise RetrievalError(f"{path}, line {number}: the id {passage.id!r} occurs twice")
-            found[passage.id] = passage
+        with path.open("rb") as lines:  # bytes end at newlines alone; texts would at U+2028, too
+            for number, line in enumerate(lines, start=1):
+                try:
+                    passage = _passage(json.loads(line))
+                except (ValueError, KeyError, TypeError) as error:
+                    raise RetrievalError(f"{path}, line {number}: no id, title and text ({error!r})") from error
+                if passage.id in found:
+                    raise RetrievalError(f"{path}, line {number}: the id {passage.id!r} occurs twice")
+                found[passage.id] = passage
     if not found:
         raise RetrievalError(f"the corpus in {folder} is empty")
     passages = [found[key] for key in sorted(found)]
-    digest = hashlib.sha256(json.dumps([[p.id, p.title, p.text] for p in passages]).encode()).hexdigest()
-    return passages, digest
+    digest = hashlib.sha256()
+    for passage in passages:
+        digest.update(json.dumps([passage.id, passage.title, passage.text]).encode())
+    return passages, digest.hexdigest()
+
+
+def _passage(row: dict[str, Any]) -> Passage:
+    fields = row["id"], row["title"], row["text"]
+    if not all(isinstance(field, str) for field in fields):
+        raise TypeError("they must be texts")
+    return Passage(*fields)
 
 
 class Retriever:
@@ -92,9 +120,13 @@ class Retriever:
         return self  # it never changes; episodes are copied when they branch
 
     @staticmethod
-    def open(folder: str | Path) -> "Retriever":
-        """The corpus's index. Raises RetrievalError when there is none that fits."""
-        return _opened(str(Path(folder).resolve()))
+    def open(folder: str | Path, encoder: str = "") -> "Retriever":
+        """The corpus's index; `encoder` is where the model is now, if it was elsewhere when the index was built.
+
+        Loads it in the first call, which takes seconds. Raises RetrievalError when there is none that fits.
+        """
+        with _opening:
+            return _opened(str(Path(folder).resolve()), encoder)
 
     async def search(self, query: str, k: int = 3) -> list[Hit]:
         """The `k` passages closest to the query, best first. Raises ValueError for a k out of range."""
@@ -106,30 +138,60 @@ class Retriever:
             raise ValueError(f"k is a number from 1 to {MAX_K}, got {k}")
         with self._lock:
             wanted = self._encode([self._query_prefix + query[:MAX_QUERY_CHARS]])[0]
+        return [Hit(self._passages[row], score) for row, score in self._best(wanted, min(k, len(self._passages)))]
+
+    def _best(self, wanted: Vectors, k: int) -> list[tuple[int, float]]:
+        """Rows and scores. Rows are in order of id.
+
+        A matrix product rounds a row by where it stands, so those that may be among the best are scored again alone.
+        """
         blocks = range(0, len(self._vectors), BLOCK)
         scores = np.concatenate([self._vectors[start : start + BLOCK] @ wanted for start in blocks])
-        best = np.argsort(-scores, kind="stable")[:k]  # passages are in order of id
-        return [Hit(self._passages[i], float(scores[i])) for i in best]
+        rows = np.flatnonzero(scores >= np.partition(scores, -k)[-k] - SLACK)
+        exact = (self._vectors[rows].astype(np.float64) * wanted).sum(axis=1)
+        order = np.lexsort((rows, -exact))[:k]
+        return [(int(rows[i]), float(exact[i])) for i in order]
+
+
+_opening = threading.Lock()  # episodes that start together load one index
 
 
 @cache
-def _opened(folder: str) -> Retriever:
+def _opened(folder: str, encoder: str) -> Retriever:
     corpus = Path(folder)
     passages, digest = read_corpus(corpus)
-    build = f"build it: python -m openrlhf.agents.retrieval {corpus} --encoder ENCODER"
     try:
-        manifest = json.loads((corpus / INDEX / MANIFEST).read_text())
+        manifest = Manifest(**json.loads((corpus / INDEX / MANIFEST).read_text()))
         vectors: Vectors = np.load(corpus / INDEX / VECTORS, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
-        raise RetrievalError(f"{corpus} has no index; {build}") from None
-    except ValueError as error:
-        raise RetrievalError(f"the index of {corpus} can't be read ({error}); {build}") from error
-    if manifest["corpus"] != digest or len(vectors) != len(passages):
-        raise RetrievalError(f"the corpus in {corpus} has changed since its index was built; {build}")
-    encode = sentence_encoder(manifest["encoder"])
-    if encode([""]).shape[1:] != vectors.shape[1:]:
-        raise RetrievalError(f"{manifest['encoder']} has vectors of another length than the index; {build}")
-    return Retriever(passages, vectors, encode, manifest["query_prefix"])
+        raise RetrievalError(f"{corpus} has no index; {_hint(corpus)}") from None
+    except (ValueError, TypeError, EOFError) as error:
+        raise RetrievalError(f"the index of {corpus} can't be read ({error}); {_hint(corpus)}") from error
+    if manifest.corpus != digest:
+        changed = f"the corpus in {corpus} has changed since its index was built"
+        raise RetrievalError(f"{changed}; {_hint(corpus, manifest)}")
+    if vectors.shape != (len(passages), manifest.dimension) or vectors.dtype != np.float32:
+        wrong = f"{vectors.dtype} vectors of shape {vectors.shape}, not {(len(passages), manifest.dimension)}"
+        raise RetrievalError(f"the index of {corpus} can't be read ({wrong}); {_hint(corpus, manifest)}")
+    name = encoder or manifest.encoder
+    encode = sentence_encoder(name)
+    (probe,) = encode([manifest.passage_prefix + passages[0].whole()])
+    if len(probe) != manifest.dimension:
+        wrong = f"{name} has vectors of another length ({len(probe)}) than the index of {corpus}"
+        raise RetrievalError(f"{wrong} ({manifest.dimension}); {_hint(corpus, manifest)}")
+    if probe @ vectors[0] < SAME:
+        raise RetrievalError(f"{name} is another encoder than that of the index of {corpus}, {manifest.encoder}")
+    return Retriever(passages, vectors, encode, manifest.query_prefix)
+
+
+def _hint(corpus: Path, manifest: Manifest | None = None) -> str:
+    """The command that builds the index."""
+    command = f"build it: python -m openrlhf.agents.retrieval {shlex.quote(str(corpus))} --encoder"
+    if manifest is None:
+        return f"{command} ENCODER"
+    prefixes = {"query_prefix": manifest.query_prefix, "passage_prefix": manifest.passage_prefix}
+    flags = "".join(f" --{name} {shlex.quote(prefix)}" for name, prefix in prefixes.items() if prefix)
+    return f"{command} {shlex.quote(manifest.encoder)}{flags}"
 
 
 def build_index(
@@ -140,10 +202,10 @@ def build_index(
 
     passages, digest = read_corpus(folder)
     encode = encode or sentence_encoder(encoder)
-    texts = [f"{passage_prefix}{passage.title}\n{passage.text}" for passage in passages]
+    texts = [passage_prefix + passage.whole() for passage in passages]
     batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
     vectors = np.concatenate([encode(batch) for batch in tqdm(batches, desc="passages", unit=f"x{BATCH}")])
-    manifest = {"encoder": encoder, "corpus": digest, "query_prefix": query_prefix, "passage_prefix": passage_prefix}
+    manifest = Manifest(encoder, digest, query_prefix, passage_prefix, vectors.shape[1], len(vectors))
     index = folder / INDEX
     index.mkdir(exist_ok=True)
     partial = index / f"{VECTORS}.partial"
@@ -152,7 +214,7 @@ def build_index(
     (index / MANIFEST).unlink(missing_ok=True)  # without it there is no index
     partial.replace(index / VECTORS)
     written = index / f"{MANIFEST}.partial"
-    written.write_text(json.dumps(manifest))
+    written.write_text(json.dumps(asdict(manifest)))
     written.replace(index / MANIFEST)
     return len(passages)
 
@@ -199,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prefixes = {"query_prefix": args.query_prefix, "passage_prefix": args.passage_prefix}
     try:
         n = build_index(args.corpus, args.encoder, **prefixes)
-    except RetrievalError as error:
+    except (RetrievalError, OSError) as error:
         parser.error(str(error))
     print(f"{args.corpus / INDEX}: {n} passages")
     return 0
