@@ -91,6 +91,7 @@ def test_packages_are_there_if_the_environment_names_them_and_the_model_is_told(
     assert "It may import: the standard library." in start["observation"]
     assert "ModuleNotFoundError" in without["environment_feedback"]
     monkeypatch.setenv("MATH_TOOL_PACKAGES", "mpmath, sympy")
+    monkeypatch.setenv("MATH_TOOL_TIMEOUT_S", "60")  # the import takes a second or two, more beside other tests
     agent_func_math.sandbox.cache_clear()
     start, ran = episode(MathAgent, "?", "1", call("python", code="import sympy; print(sympy.Integer(6) * 7)"))
     assert "It may import: the standard library, mpmath, sympy." in start["observation"]
