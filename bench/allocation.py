@@ -27,7 +27,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pace.simulator import aligned  # noqa: E402
+from pace.table import aligned  # noqa: E402
 from trace_alloc.allocation import (  # noqa: E402
     SCORE_MARGIN,
     allocate_prefixes,

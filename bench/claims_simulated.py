@@ -33,7 +33,8 @@ sys.path.insert(0, str(ROOT))
 
 from pace.simulation_cluster import Cluster  # noqa: E402
 from pace.simulation_result import Result  # noqa: E402
-from pace.simulator import aligned, simulate  # noqa: E402
+from pace.simulator import simulate  # noqa: E402
+from pace.table import aligned  # noqa: E402
 
 PAPER_STEP_S = {"sync": 97.01, "unfiltered": 26.19, "pace-raw": 26.50, "pace-effective": 28.22}
 PAPER = Cluster(

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from pace.config import PaceConfig  # noqa: E402
 from pace.leased_pool import LeasedPool  # noqa: E402
 from pace.pool import TrajectoryPool  # noqa: E402
-from pace.simulator import aligned  # noqa: E402
+from pace.table import aligned  # noqa: E402
 from pace.types import Trajectory, TrajectoryGroup, VersionSpan  # noqa: E402
 
 ENGINES = (1, 4, 16, 64)

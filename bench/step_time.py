@@ -39,6 +39,8 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from pace.table import aligned  # noqa: E402
+
 POOL = ("--train.async_enable", "--pace.enable")
 ASYNC = ("--train.async_enable", "--train.async_queue_size", "1")
 UNFILTERED, QUEUE = "unfiltered", "async"  # what the others are compared with
@@ -185,11 +187,7 @@ def table(ways: Mapping[str, Mapping[str, float | None]]) -> str:
     for way, found in ways.items():
         cells = [(found.get(key), form) for key, form in COLUMNS.values()]
         rows.append([way, *("-" if value is None else form.format(value) for value, form in cells)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)])
-        for row in rows
-    )
+    return aligned(rows)
 
 
 def regime(ways: Mapping[str, Mapping[str, float | None]]) -> str:

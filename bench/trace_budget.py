@@ -37,6 +37,7 @@ sys.path.insert(0, str(ROOT))
 from examples.python import agent_func_calculator as calculator  # noqa: E402
 from examples.tiny import tasks  # noqa: E402
 from examples.tiny.build import build  # noqa: E402
+from pace.table import aligned  # noqa: E402
 
 BATCH = 16
 ROWS = 480  # ten rounds of 48 candidates
@@ -55,7 +56,7 @@ COLUMNS = {
 def write_games(source: Path, target: Path, *, beyond: float, seed: int = 0) -> int:
     """The games of `source` and such that can't be won, ROWS in all, in random order; how many can be won."""
     rng = random.Random(f"{seed} beyond")
-    winnable = [json.loads(line) for line in source.read_text().splitlines()][: round(ROWS * (1 - beyond))]
+    winnable = tasks.read(source)[: round(ROWS * (1 - beyond))]
     starts, calls = tasks.START_VALUES, tasks.GAME_CALLS
     lost = [
         calculator.State(v, t, n) for v in starts for n in calls for t in range(v + 9 * n + 1, calculator.LIMIT + 1)
@@ -113,15 +114,15 @@ def table(rows: dict[str, dict[str, float | None]]) -> str:
     """The rows as text; `x random` is the share of mixed prompts against uniform allocation."""
     base = (rows.get("random") or {}).get("mixed prompts")
     names = [*next(iter(rows.values())), "x random"]
-    lines = ["  ".join(["allocation".ljust(12), *(name.rjust(15) for name in names)])]
+    lines = [["allocation", *names]]
     for allocation, cells in rows.items():
         mixed = cells["mixed prompts"]
         shown = {**cells, "x random": mixed / base if base and mixed is not None else None}
         texts = (
             "-" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}" for value in shown.values()
         )
-        lines.append("  ".join([allocation.ljust(12), *(text.rjust(15) for text in texts)]))
-    return "\n".join(lines)
+        lines.append([allocation, *texts])
+    return aligned(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

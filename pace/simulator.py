@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from pace.knobs import add_args, read_args
 from pace.simulation_cluster import Cluster
 from pace.simulation_result import Result
 from pace.simulation_run import Simulation, Stalled
+from pace.table import aligned
 
 # Nothing is thrown away: a full pool lets nothing start, and that is all.
 _KEEP_ALL: dict[str, Any] = {"strict": False, "rank": "raw", "max_reject_rate": 0.0, "k_max": -1, "admission": "none"}
@@ -74,8 +76,7 @@ def simulate(
     `changed` overrides both, for a variant of the policy.
     `queue_batches` is the queue of `drop-oldest`. Raises KeyError for another policy, Stalled when a run stands still.
     """
-    kept = {name: getattr(base, name) for name in base.__slots__} if base else {}
-    config = PaceConfig(**kept | POLICIES[policy] | dict(changed or {}))
+    config = replace(base or PaceConfig(), **POLICIES[policy] | dict(changed or {}))
     queue = queue_batches if policy == "drop-oldest" else None
     return Simulation(cluster, config, seed=seed, queue_batches=queue).run(hours)
 
@@ -94,16 +95,6 @@ def table(results: Mapping[str, Result]) -> str:
     """One line per policy."""
     lines = [[name, *(write(result) for write in COLUMNS.values())] for name, result in results.items()]
     return aligned([["", *COLUMNS], *lines])
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as text: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def advice(cluster: Cluster, results: Mapping[str, Result]) -> list[str]:
@@ -196,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         content = {
             "seed": args.seed,
             "hours": args.hours,
-            "cluster": _plain(cluster),
+            "cluster": asdict(cluster) | {"load": cluster.load},
             "policies": policies,
             "advice": said,
         }
@@ -214,10 +205,6 @@ def _under(args: argparse.Namespace, prefix: str) -> SimpleNamespace:
     """The dotted flags of one prefix as a namespace of their own."""
     names = {name: name.removeprefix(f"{prefix}.") for name in vars(args)}
     return SimpleNamespace(**{bare: getattr(args, name) for name, bare in names.items() if bare != name})
-
-
-def _plain(cluster: Cluster) -> dict[str, Any]:
-    return {name: getattr(cluster, name) for name in cluster.__dataclass_fields__} | {"load": cluster.load}
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

@@ -18,6 +18,7 @@ from functools import cache
 
 from examples.python.reward_func_math import is_correct
 from openrlhf.agents.sandbox import Sandbox
+from openrlhf.agents.settings import whole_number
 from openrlhf.agents.tool_agent import Outcome, Start, ToolAgent, ToolAgentExecutor
 from openrlhf.agents.tools import Tool, Toolbox
 
@@ -25,14 +26,6 @@ SYSTEM = (
     "Solve the problem. You may run Python programs with the tool `python`; print what you want to see. "
     "When you are sure, answer without calling a tool, and put the final answer in \\boxed{}."
 )
-
-
-def setting(name: str, default: int) -> int:
-    """A whole number above 0 from the environment."""
-    text = os.environ.get(name, str(default))
-    if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"{name}={text}: set it to a whole number above 0, or leave it out for {default}")
-    return int(text)
 
 
 def packages() -> list[str]:
@@ -44,8 +37,8 @@ def packages() -> list[str]:
 def sandbox() -> Sandbox:
     """One for all episodes of this process."""
     return Sandbox(
-        timeout_s=setting("MATH_TOOL_TIMEOUT_S", 12),
-        memory_mib=setting("MATH_TOOL_MEMORY_MIB", 512),
+        timeout_s=whole_number("MATH_TOOL_TIMEOUT_S", 12),
+        memory_mib=whole_number("MATH_TOOL_MEMORY_MIB", 512),
         packages=packages(),
         allow_unsandboxed=os.environ.get("MATH_ALLOW_UNSANDBOXED") == "1",
     )
@@ -76,7 +69,7 @@ class MathAgent(ToolAgent):
 
     async def start(self, prompt: str, label: str) -> Start:
         await sandbox().ready()  # a run without one ends here, not with errors that the model reads
-        self.label, self.max_turns = label, setting("MATH_MAX_TURNS", 8)
+        self.label, self.max_turns = label, whole_number("MATH_MAX_TURNS", 8)
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
         # The sandbox keeps the time itself; a program may have to wait until others have ended.
         return Start(messages, Toolbox([python_tool()], timeout_s=600.0))

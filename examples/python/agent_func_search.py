@@ -18,6 +18,7 @@ import os
 
 from openrlhf.agents import answers
 from openrlhf.agents.retrieval import MAX_K, RetrievalError, Retriever
+from openrlhf.agents.settings import whole_number
 from openrlhf.agents.tool_agent import Outcome, Start, ToolAgent, ToolAgentExecutor
 from openrlhf.agents.tools import Tool, Toolbox
 
@@ -28,17 +29,9 @@ SYSTEM = (
 PASSAGE_CHARS = 800
 
 
-def setting(name: str, default: int, most: int) -> int:
-    """A whole number from 1 to `most` from the environment."""
-    text = os.environ.get(name, str(default))
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise ValueError(f"{name}={text}: set it to a whole number from 1 to {most}, or leave it out for {default}")
-    return int(text)
-
-
 def top_k() -> int:
     """How many passages a search gives."""
-    return setting("SEARCH_TOP_K", 3, MAX_K)
+    return whole_number("SEARCH_TOP_K", 3, MAX_K)
 
 
 async def retriever() -> Retriever:
@@ -79,7 +72,7 @@ class SearchAgent(ToolAgent):
         await retriever()  # a missing index or a wrong setting is not the model's to read
         top_k()
         self.answers = golds(label)
-        self.max_turns = setting("SEARCH_MAX_TURNS", 8, 1000)
+        self.max_turns = whole_number("SEARCH_MAX_TURNS", 8, 1000)
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
         return Start(messages, Toolbox([Tool(search)]))
 

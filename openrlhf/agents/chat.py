@@ -39,7 +39,8 @@ class ChatFormat:
 
     def opening(self, messages: list[Message], tools: list[Tool]) -> str:
         """The prompt of an episode's first turn."""
-        if any(marker in message["content"] for message in messages for marker in self._special_tokens()):
+        markers = self._special_tokens()
+        if any(marker in message["content"] for message in messages for marker in markers):
             raise ValueError(
                 "the prompt is already in the chat template's form; leave out --data.apply_chat_template: an agent "
                 "with tools renders its own chat"

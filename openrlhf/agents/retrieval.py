@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pace.journal import write_file
+
 INDEX, VECTORS, MANIFEST = "index", "vectors.npy", "manifest.json"
 MAX_QUERY_CHARS = 4096  # more than any encoder reads
 MAX_K = 100
@@ -213,9 +215,7 @@ def build_index(
         np.save(file, vectors.astype(np.float32), allow_pickle=False)
     (index / MANIFEST).unlink(missing_ok=True)  # without it there is no index
     partial.replace(index / VECTORS)
-    written = index / f"{MANIFEST}.partial"
-    written.write_text(json.dumps(asdict(manifest)))
-    written.replace(index / MANIFEST)
+    write_file(index / MANIFEST, json.dumps(asdict(manifest)).encode())
     return len(passages)
 
 

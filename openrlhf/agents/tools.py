@@ -16,6 +16,7 @@ arguments from jsonschema.
 """
 
 import asyncio
+import copy
 import inspect
 import json
 import logging
@@ -46,6 +47,12 @@ class Tool:
         self.schema["function"].pop("return", None)
         self.function = function
         self._validator = jsonschema.Draft202012Validator({"additionalProperties": False, **self._parameters})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Tool":
+        """Itself, as it never changes; but a function with a state, such as a method, is copied with it."""
+        if inspect.isfunction(self.function):
+            return self
+        return Tool(copy.deepcopy(self.function, memo), schema=self.schema)
 
     @property
     def name(self) -> str:

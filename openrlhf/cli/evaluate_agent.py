@@ -16,6 +16,7 @@ from typing import Any
 
 from openrlhf.agents.evaluation import Episode, Row, play_all, summary
 from openrlhf.launch import user_code
+from pace.table import aligned
 
 FILE_TYPES = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 
@@ -152,17 +153,12 @@ def table(means: dict[str, dict[str, float]], k: int) -> str:
     """The summary for people."""
     names = list(means["all"])
     titles = [f"{name}@{k}" if name in ("avg", "pass") else name for name in names]
-    rows = [("", titles)]
+    rows = [["", *titles]]
     for source, values in means.items():
         if source != "all" or len(means) > 2:
-            cells = [f"{values[name]:.{0 if name == 'episodes' else 3}f}" if name in values else "-" for name in names]
-            rows.append((source, cells))
-    first = max(len(source) for source, _ in rows)
-    widths = [max(len(cells[i]) for _, cells in rows) + 2 for i in range(len(names))]
-    return "\n".join(
-        source.ljust(first) + "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        for source, cells in rows
-    )
+            cells = (f"{values[name]:.{0 if name == 'episodes' else 3}f}" if name in values else "-" for name in names)
+            rows.append([source, *cells])
+    return aligned(rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A toolbox answers any call with a bounded text."""
 
 import asyncio
+import copy
 import json
 import time
 from typing import Any
@@ -126,3 +127,25 @@ def test_a_schema_of_ones_own() -> None:
     box = Toolbox([Tool(lambda: 5, schema=schema)])
     assert asyncio.run(box.run(ToolCall("sum"))) == "5"
     assert "unexpected" in asyncio.run(box.run(ToolCall("sum", {"a": 1})))
+
+
+class Counter:
+    """A tool with a state."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.box = Toolbox([Tool(self.count), Tool(add)])
+
+    def count(self) -> int:
+        """Counts its calls."""
+        self.n += 1
+        return self.n
+
+
+def test_a_copied_toolbox_calls_the_copied_owner_s_method_and_shares_plain_functions() -> None:
+    first = Counter()
+    asyncio.run(first.box.run(ToolCall("count")))
+    second = copy.deepcopy(first)
+    assert [asyncio.run(second.box.run(ToolCall("count"))) for _ in range(2)] == ["2", "3"]
+    assert (first.n, second.n) == (1, 3) and second.box.schemas == first.box.schemas
+    assert second.box._tools["add"] is first.box._tools["add"]
