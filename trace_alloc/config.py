@@ -129,6 +129,11 @@ class TraceConfig:
         """Whether groups are flat: no continuations, the same number of rollouts for every prompt."""
         return self.allocation in ("flat", "pcl")
 
+    @property
+    def predicts(self) -> bool:
+        """Whether a predictor's values have a say: not where all get the same."""
+        return self.predictor != "constant" and self.allocation not in ("random", "flat")
+
     def bare_budget(self, flat_rollouts: int) -> int:
         """M: bare rollouts per batch, for a flat batch of `flat_rollouts` (trace.md 7)."""
         if self.flat:

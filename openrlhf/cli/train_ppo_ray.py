@@ -48,11 +48,15 @@ def main() -> int:
 
 def _prepare(parsed: argparse.Namespace, stack: ExitStack) -> None:
     """Everything that can be known to fail before the first actor. Raises LaunchError with all problems found."""
-    from openrlhf.launch import arguments, cluster, inputs, resources
+    from openrlhf.launch import arguments, cluster, dry_run, inputs, resources
     from openrlhf.utils.config import hierarchize
 
     args = hierarchize(parsed)
-    problems = arguments.check(args) or inputs.check(args)
+    problems = arguments.check(args)
+    if args.dry_run and not problems:
+        print(dry_run.text(args))
+        sys.exit()
+    problems = problems or inputs.check(args)
     if problems:
         raise LaunchError(*problems)
     plan = resources.plan(args)

@@ -16,7 +16,7 @@ def check(args: SimpleNamespace) -> list[Problem]:
     """All problems of the flags. Batch arithmetic is looked at once the numbers themselves are in range."""
     out_of_range = [*ranges.check(args)]
     problems = [*out_of_range, *conflicts.check(args), *_schedulers(args), *pool.check(args), *trees.check(args)]
-    if platforms.name() == "cpu":
+    if platforms.name() == "cpu" and not args.dry_run:  # a plan may be made elsewhere than the run
         problems += on_cpu.check(args)
     if not out_of_range:
         problems += batches.check(args)

@@ -56,7 +56,7 @@ def check(args: SimpleNamespace) -> Iterator[Problem]:
 def step_fault(args: SimpleNamespace, rollouts: int) -> str | None:
     """What goes wrong in a step with so many rollouts; None when nothing does."""
     for group in reading.groups(args):
-        processes = _data_parallel(args, group)
+        processes = data_parallel(args, group)
         deal = Deal(rollouts, args.rollout.micro_batch_size, processes)
         where = f"the {processes} data-parallel processes of the {group.name} model"
         if args.train.dynamic_batch_enable:
@@ -79,7 +79,7 @@ def step_unit(args: SimpleNamespace) -> int:
     micro = 1 if args.train.dynamic_batch_enable else args.rollout.micro_batch_size
     unit = 1
     for group in reading.groups(args):
-        unit = math.lcm(unit, _data_parallel(args, group) * micro)
+        unit = math.lcm(unit, data_parallel(args, group) * micro)
     return unit
 
 
@@ -118,7 +118,7 @@ def _accumulation(args: SimpleNamespace) -> Iterator[Problem]:
         trained = group.name in ("actor", "critic")
         if trained and args.train.dynamic_batch_enable and not (group.name == "actor" and args.train.enable_ema):
             continue  # upstream then passes DeepSpeed other numbers; frozen copies get these all the same
-        processes = _data_parallel(args, group)
+        processes = data_parallel(args, group)
         unit = args.train.micro_batch_size * processes
         if args.train.batch_size % unit and processes not in seen:
             seen.add(processes)
@@ -151,11 +151,11 @@ def _enough_rollouts(args: SimpleNamespace) -> Iterator[Problem]:
             args.train.batch_size,
         )
     actor = next(group for group in reading.groups(args) if group.name == "actor")
-    if args.train.dynamic_batch_enable and args.train.batch_size < _data_parallel(args, actor):
+    if args.train.dynamic_batch_enable and args.train.batch_size < data_parallel(args, actor):
         yield Problem(
             "--train.batch_size",
-            f"{args.train.batch_size} is less than the actor's {_data_parallel(args, actor)} data-parallel processes",
-            f"use at least {_data_parallel(args, actor)}",
+            f"{args.train.batch_size} is less than the actor's {data_parallel(args, actor)} data-parallel processes",
+            f"use at least {data_parallel(args, actor)}",
         )
     yield from _sample_batches(args, actor)
 
@@ -163,14 +163,15 @@ def _enough_rollouts(args: SimpleNamespace) -> Iterator[Problem]:
 def _sample_batches(args: SimpleNamespace, actor: reading.Group) -> Iterator[Problem]:
     """Upstream's own assertion, which counts whole micro-batches of a full step."""
     full = args.rollout.n_samples_per_prompt * args.rollout.batch_size // args.rollout.micro_batch_size
-    if full < _data_parallel(args, actor):
+    if full < data_parallel(args, actor):
         yield Problem(
             "--rollout.micro_batch_size",
             f"a step has {full} sample batches of {args.rollout.micro_batch_size}, fewer than the actor's "
-            f"{_data_parallel(args, actor)} data-parallel processes",
+            f"{data_parallel(args, actor)} data-parallel processes",
             "lower --rollout.micro_batch_size, or raise --rollout.batch_size or --rollout.n_samples_per_prompt",
         )
 
 
-def _data_parallel(args: SimpleNamespace, group: reading.Group) -> int:
+def data_parallel(args: SimpleNamespace, group: reading.Group) -> int:
+    """Processes of a group that work on different data."""
     return group.world // reading.duplicates(args)

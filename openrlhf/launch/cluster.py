@@ -4,6 +4,7 @@ Invariant: a cluster that this process did not start is never shut down, and a r
 every other one on the machine (own ports, own temporary folder, 127.0.0.1 only on the CPU platform).
 """
 
+import math
 import os
 import shutil
 import signal
@@ -30,13 +31,14 @@ WORKER_DEFAULTS = {
 }
 # What else a worker must agree on with the driver. A list, since whole environments break Ray's agents.
 PASSED_ON = (platforms.VARIABLE, platforms.CPU_KV_CACHE_VARIABLE)
+AGENT_PREFIXES = ("AGENT_", "MATH_", "SEARCH_", "BFCL_")  # settings of agent files
 # Ray's object store of a CPU run: batches are small, and /dev/shm of a container often is as well.
 CPU_OBJECT_STORE_BYTES = 512 << 20
 
 
 def worker_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Environment variables for every worker of the run."""
-    passed_on = {name: environ[name] for name in PASSED_ON if name in environ}
+    passed_on = {name: environ[name] for name in environ if name in PASSED_ON or name.startswith(AGENT_PREFIXES)}
     return {name: environ.get(name, default) for name, default in WORKER_DEFAULTS.items()} | passed_on
 
 
@@ -99,7 +101,7 @@ def _own_cluster(plan: Plan, temporary: str) -> dict[str, Any]:
     """Arguments of ray.init for a cluster on this machine; its GPUs are only numbers that Ray counts down."""
     return {
         "num_cpus": plan.cpus,
-        "num_gpus": plan.gpus,
+        "num_gpus": math.ceil(plan.gpus),
         "include_dashboard": False,
         "object_store_memory": CPU_OBJECT_STORE_BYTES,
         "_temp_dir": temporary,

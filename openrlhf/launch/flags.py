@@ -22,6 +22,9 @@ UPSTREAM_CLI = str(openrlhf.UPSTREAM / "cli" / "train_ppo_ray.py")
 
 def add_fork_flags(parser: argparse.ArgumentParser) -> None:
     """The fork's own groups; everything upstream has is left as it is."""
+    parser.add_argument(
+        "--dry_run", action="store_true", help="check the flags, print placement and batch arithmetic, start nothing"
+    )
     add_pace_args(parser)
     add_trace_args(parser)
 

@@ -43,6 +43,8 @@ def roles(args: SimpleNamespace) -> list[Role]:
         found.append(Role("--critic.model_name_or_path", args.critic.model_name_or_path))
     if not reading.scored_by_engines(args):
         found.append(Role("--reward.model_name_or_path", args.reward.model_name_or_path, scores=True))
+    if reading.grows_trees(args) and args.trace.predictor == "lm":
+        found.append(Role("--trace.predictor_model", args.trace.predictor_model))
     return [role for role in found if role.path]
 
 

@@ -9,6 +9,7 @@ into warnings in the log. Totals are compared, not what is free: waiting for ano
 """
 
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Bundle:
     """One indivisible request: it must fit on one node. `name` is the model it is for."""
 
     name: str
-    gpus: int = 1
+    gpus: float = 1
     cpus: int = 1
 
 
@@ -40,7 +41,7 @@ class Plan:
     actors_cpus: int = 1
 
     @property
-    def gpus(self) -> int:
+    def gpus(self) -> float:
         return sum(bundle.gpus for bundle in self.bundles)
 
     @property
@@ -54,7 +55,7 @@ class Plan:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {count}" for name, count in self.by_name().items())
-        return f"{self.gpus} GPUs and {self.cpus} CPUs ({parts})"
+        return f"{self.gpus:g} GPUs and {self.cpus} CPUs ({parts})"
 
 
 def plan(args: SimpleNamespace) -> Plan:
@@ -81,6 +82,8 @@ def plan(args: SimpleNamespace) -> Plan:
     for name, group in groups.items():
         if name not in with_actor | with_critic:
             bundles += [Bundle(name)] * group.world
+    if reading.grows_trees(args) and args.trace.predictor_gpus > 0:
+        bundles.append(Bundle("predictor", gpus=args.trace.predictor_gpus, cpus=0))
     return Plan(tuple(bundles))
 
 
@@ -121,7 +124,7 @@ def _unplaceable(plan: Plan, per_node: Sequence[Mapping[str, float]]) -> Iterato
         nodes = ", ".join(f"{n.get('GPU', 0.0):g} GPUs and {n.get('CPU', 0.0):g} CPUs" for n in per_node)
         yield Problem(
             "Ray",
-            f"{len(left_over)} of {len(plan.bundles)} parts ({left_over[0].name}: {left_over[0].gpus} GPU and "
+            f"{len(left_over)} of {len(plan.bundles)} parts ({left_over[0].name}: {left_over[0].gpus:g} GPU and "
             f"{left_over[0].cpus} CPU on one node) fit on no node (nodes have {nodes})",
             "start the nodes with at least as many CPUs as GPUs (`ray start --num-cpus N`), or add nodes",
         )
@@ -132,7 +135,7 @@ def _fix(plan: Plan, resource: str) -> str:
     if platforms.name() == "cpu":
         return (
             "GPUs are only numbers on the CPU platform: set RAY_ADDRESS=local and train_ppo_ray starts its own Ray, "
-            f"or start yours with `ray start --head --num-gpus {plan.gpus} --num-cpus {plan.cpus}`"
+            f"or start yours with `ray start --head --num-gpus {math.ceil(plan.gpus)} --num-cpus {plan.cpus}`"
         )
     if resource == "CPU":
         return f"start Ray with at least --num-cpus {plan.cpus} in all, or add nodes; {grow}"

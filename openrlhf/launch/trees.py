@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from types import SimpleNamespace
 
 from openrlhf.launch.problem import Problem
@@ -72,7 +71,5 @@ def _budget(args: SimpleNamespace, config: TraceConfig) -> Iterator[Problem]:
 
 def _predictor(config: TraceConfig) -> Iterator[Problem]:
     model = config.predictor_model
-    if config.predictor == "lm" and model and not (Path(model) / "config.json").is_file():
-        yield Problem(flag("predictor_model"), f"{model} holds no model (no config.json)", "name a model's folder")
     if config.predictor != "lm" and model:
         yield Problem(flag("predictor_model"), f"does nothing with --trace.predictor {config.predictor}", "drop it")

@@ -246,7 +246,7 @@ def test_the_launch_checks_read_upstreams_flags(repo_files: list[Path]) -> None:
     """Every `args.a.b` and every text `a.b` or `--a.b` in openrlhf/launch/ is a flag, or a group of flags."""
     upstreams = flags(UPSTREAM / "cli" / "train_ppo_ray.py")
     groups = {".".join(name.split(".")[:size]) for name in upstreams for size in range(1, name.count(".") + 1)}
-    own = ("pace", "trace")
+    own = ("pace", "trace", "dry_run")
     unknown = set()
     for path in repo_files:
         if path.parts[:2] == ("openrlhf", "launch") and path.suffix == ".py":

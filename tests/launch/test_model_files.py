@@ -27,6 +27,13 @@ def test_a_whole_folder_passes(run: Run, model_folder: Path) -> None:
     assert problems_of(run(actor__model_name_or_path=str(model_folder))) == []
 
 
+def test_the_predictors_model_is_looked_at_as_well(run: Run, model_folder: Path) -> None:
+    trees = {"actor__model_name_or_path": str(model_folder), "trace__enable": True}
+    (problem,) = problems_of(run(**trees, trace__predictor_model="/nowhere"))
+    assert problem.flag == "--trace.predictor_model" and "doesn't exist" in problem.what
+    assert problems_of(run(**trees, trace__predictor_model=str(model_folder))) == []
+
+
 def rewrite(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 

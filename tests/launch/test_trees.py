@@ -43,11 +43,6 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {  # changes, the flag it name
     ),
     "m_max of 1": ({"trace__max_per_root": 1}, "--trace.max_per_root", "use 16"),
     "a share that is none": ({"trace__explore": 1.5}, "--trace.explore", "use 0 or a few percent"),
-    "a predictor that isn't there": (
-        {"trace__predictor_model": "/nowhere"},
-        "--trace.predictor_model",
-        "name a model",
-    ),
     "a model for none": (
         {"trace__predictor": "constant", "trace__predictor_model": "/nowhere"},
         "--trace.predictor_model",

@@ -77,7 +77,7 @@ class PredictorService:
 
 def make_predictor(config: TraceConfig, *, model: str, seed: int) -> Predictor:
     """The predictor of `--trace.predictor`."""
-    if config.predictor == "constant" or config.allocation in ("random", "flat"):
+    if not config.predicts:
         return ConstantPredictor()
     if config.predictor == "running_mean":
         return RunningMeanPredictor()

@@ -1,0 +1,19 @@
+# METHOD_ARGS: TRACE, or one of what it is compared with, all at the same budget; PACE=1 sends the trees through the pool.
+apart
+case "$METHOD" in
+    trace | root_only | prefix_only | pcl) PREDICTOR_GPUS=1 ;;
+    random | flat) PREDICTOR_GPUS=0 ;; # TreePO, GRPO: nothing to predict
+    *) no_such METHOD "$METHOD" "trace random root_only prefix_only pcl flat" ;;
+esac
+METHOD_ARGS=(
+    --train.async_enable
+    --trace.enable
+    --trace.allocation "$METHOD"
+    --trace.continuations 2                                  # paper
+    --trace.predictor_model "${PREDICTOR:-Qwen/Qwen3-0.6B}" # paper
+    --trace.predictor_gpus $PREDICTOR_GPUS
+    --trace.prefix_share 0.06 # paper
+    --trace.num_actors 4
+    --pace.log_dir "$RUN_DIR"
+)
+if [ "${PACE:-0}" = 1 ]; then METHOD_ARGS+=(--pace.enable --pace.rank "$PACE_RANK"); fi
