@@ -41,6 +41,8 @@ def expanded(pattern: str) -> set[str]:
     return {"".join(choice) for choice in itertools.product(*parts)}
 
 
-def documented_keys(doc: Path) -> set[str]:
-    patterns = [pattern for cells in rows(doc, "What is logged") for pattern in re.findall(r"`([^`]+)`", cells[0])]
+def documented_keys(system: str) -> set[str]:
+    """The keys of docs/metrics.md under the heading `system`."""
+    table = rows(ROOT / "docs" / "metrics.md", system)
+    patterns = [pattern for cells in table for pattern in re.findall(r"`([^`]+)`", cells[0])]
     return set().union(*map(expanded, patterns))
