@@ -5,9 +5,7 @@ BIN := $(VENV)/bin
 # Everything in the locks is pinned, dependencies included, so nothing is left to resolve.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps
 
-# A whole run (`ray`) is a dozen processes that mostly wait for each other: two at a time fill two cores.
 PARALLEL := --numprocesses auto --maxprocesses 4
-RUNS := --numprocesses 2 --dist worksteal
 
 .PHONY: quickstart test test-fast lint clean
 
@@ -16,7 +14,7 @@ quickstart: $(VENV)/.run
 
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -q -m "not ray and not gpu" $(PARALLEL)
-	$(BIN)/python -m pytest -q -m "ray and not gpu" $(RUNS) --durations 30
+	$(BIN)/python -m pytest -q -m "ray and not gpu" --durations 10 # a run fills two cores
 
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu" $(PARALLEL)
