@@ -1,7 +1,8 @@
 """`python -m openrlhf.cli.train_ppo_ray`: upstream's command line, checked before any actor starts.
 
 The order: parse (upstream's flags and ours), check arguments and files, connect to Ray, check the resources, then
-upstream's own `__main__` from where it stopped. Exit code 0 only when upstream's training came to its end.
+upstream's own `__main__` from where it stopped. Exit code 0 only when upstream's training came to its end, or when the
+plan of `--dry_run` has been printed.
 """
 
 import argparse

@@ -69,12 +69,18 @@ def _pipeline(args: SimpleNamespace) -> Rows:
 
 def _placement(args: SimpleNamespace) -> Rows:
     plan = resources.plan(args)
-    size = args.vllm.tensor_parallel_size
-    engines = f"{args.vllm.num_engines} engines x {size} GPU{'s' if size > 1 else ''}"
+    size, actor = args.vllm.tensor_parallel_size, args.actor
+    engines = f"{args.vllm.num_engines} x {size} GPU{'s' if size > 1 else ''}"
+    nodes = f"{actor.num_nodes} x {actor.num_gpus_per_node} GPUs, ZeRO-{args.ds.zero_stage}, {args.ds.param_dtype}"
     bundles = {bundle.name: bundle for bundle in plan.bundles}
     each = {name: f"{bundle.gpus:g} GPU, {bundle.cpus} CPU" for name, bundle in bundles.items()}
     rows = [(name, f"{count} x {each[name]}") for name, count in plan.by_name().items()]
-    return [*rows, ("vLLM", engines), ("in all", f"{plan.gpus:g} GPUs, {plan.cpus} CPUs")]
+    return [
+        *rows,
+        ("vLLM engines", engines),
+        ("actor nodes", nodes),
+        ("in all", f"{plan.gpus:g} GPUs, {plan.cpus} CPUs"),
+    ]
 
 
 def _batches(args: SimpleNamespace) -> Rows:

@@ -37,7 +37,10 @@ def parsed_by(hook: Callable[[argparse.Namespace], None]) -> Iterator[None]:
     def parse_args(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> argparse.Namespace:
         argparse.ArgumentParser.parse_args = original
         add_fork_flags(self)
+        own = {action.dest: action.default for action in self._actions if action.default is not argparse.SUPPRESS}
         parsed = self.parse_args(args, namespace)
+        if parsed.dry_run:  # a plan is for GPUs, and the CPU platform has put its own defaults in
+            parsed = self.parse_args(args, argparse.Namespace(**own))
         hook(parsed)
         return parsed
 

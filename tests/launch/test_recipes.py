@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from openrlhf.cli import train_ppo_ray
 from openrlhf.launch import arguments, dry_run, flags, resources
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +78,7 @@ def test_a_recipe_of_pace_with_every_method(recipe: str, tmp_path: Path) -> None
                 rejects = method in ("pace", "pace_raw", "generation")
                 assert value(text, "rejection").startswith("above 40 ready groups" if rejects else "none")
                 assert value(text, "admission") == ("areal, eta 4" if method == "areal" else "none")
-                assert value(text, "policy loss") == ("m2po" if method == "m2po" else "ppo")
+                assert value(text, "policy loss") == {"m2po": "m2po", "areal": "decoupled"}.get(method, "ppo")
 
 
 @pytest.mark.parametrize("recipe", list(BUDGETS))
@@ -100,8 +101,25 @@ def test_the_plan_of_a_run_is_printed_and_nothing_started() -> None:
     assert done.returncode == 0, done.stderr
     assert value(done.stdout, "in all") == "17 GPUs, 16 CPUs"
     assert value(done.stdout, "TreeRolloutActor") == "4" and value(done.stdout, "PolicyModelActor") == "8"
-    broken = run("hotpotqa", "--dry_run", "--trace.max_per_root", "2", PATH=path, METHOD="trace")
-    assert broken.returncode == 2 and "--trace.max_per_root" in broken.stderr and "PoolTrainer" not in broken.stdout
+
+
+def test_a_plan_that_does_not_work_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = recorded(tmp_path, "hotpotqa")
+    monkeypatch.setattr(sys, "argv", ["train_ppo_ray", *argv, "--trace.max_per_root", "2", "--dry_run"])
+    assert train_ppo_ray.main() == 2
+    said = capsys.readouterr()
+    assert "--trace.max_per_root" in said.err and "PoolTrainer" not in said.out
+
+
+def test_a_plan_is_for_gpus_wherever_it_is_made(tmp_path: Path) -> None:
+    argv = recorded(tmp_path, "dapo_math")
+    argv.remove("--ds.param_dtype"), argv.remove("bf16")
+    _, text = planned([*argv, "--ds.tensor_parallel_size", "2"])
+    assert value(text, "actor nodes") == "1 x 8 GPUs, ZeRO-3, bf16"
+    assert value(text, "data-parallel processes") == "4"
+    assert flags.parse([*argv, "--dry_run"]).ds.attn_implementation == "flash_attention_2"
 
 
 @pytest.mark.parametrize(

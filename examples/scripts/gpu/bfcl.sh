@@ -6,21 +6,22 @@ set -euo pipefail
 MODEL=${MODEL:-Qwen/Qwen3-8B} METHOD=${METHOD:-trace} PACE_RANK=raw # drift can't be measured below temperature 1
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/trace_methods.sh"
-export BFCL_MAX_TURNS=${BFCL_MAX_TURNS:-40} # paper
+export BFCL_MAX_TURNS=${BFCL_MAX_TURNS:-40}                 # paper
+export BFCL_MAX_OUTPUT_CHARS=${BFCL_MAX_OUTPUT_CHARS:-8000} # ours: of one result, for that length
 
 ROLLOUT_ARGS=(
     --train.agent_func_path "$ROOT/examples/python/agent_func_bfcl.py"
     --rollout.batch_size 64          # ours: trees an update
     --rollout.n_samples_per_prompt 8 # ours: the budget is that of 64 x 8 flat rollouts, M = 256
     --rollout.temperature 0.9        # paper
-    --data.max_len 32768             # ours: functions are described at length
+    --data.max_len 16384             # ours: one row's logits must fit beside the 14B model
 )
 
 TRAIN_ARGS=(
     --train.batch_size 512
-    --train.max_tokens_per_gpu 32768
-    --rollout.max_tokens_per_gpu 65536
-    --trace.predictor_lr 3e-5                   # paper
+    --train.max_tokens_per_gpu 16384
+    --rollout.max_tokens_per_gpu 32768
+    --trace.predictor_lr 3e-5             # paper
     --trace.credit tree_grpo              # paper
     --algo.kl.init_coef 0.001             # ours
     --algo.kl.use_loss

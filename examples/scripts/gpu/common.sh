@@ -1,5 +1,5 @@
 # Shared by the recipes of this folder, which are planned for nodes of eight 80 GB GPUs and have not been run on them:
-# MODEL gives the sizes, METHOD the method. Settings marked "paper" are the papers'; those marked "ours" are not given there.
+# MODEL gives the sizes, METHOD the method. "paper" marks settings of the papers, "ours" what they do not say.
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 : "${DATA:?set DATA to the folder with train.jsonl (columns prompt and label), see docs/recipes.md}"
@@ -15,12 +15,18 @@ case "${MODEL##*/}" in
     Qwen3-8B) NODES=2 TRAIN_NODES=1 TRAIN_GPUS=8 ENGINES=8 TP=1 ;;
     Qwen3-14B) NODES=2 TRAIN_NODES=1 TRAIN_GPUS=8 ENGINES=4 TP=2 ;;
     Qwen3-30B-A3B-Base) NODES=4 TRAIN_NODES=2 TRAIN_GPUS=8 ENGINES=8 TP=2 ;;
-    *) no_such MODEL "$MODEL" "Llama-3.2-3B-Instruct Qwen3-4B Qwen3-8B Qwen3-14B Qwen3-30B-A3B-Base (the last part counts)" ;;
+    *) no_such MODEL "$MODEL" "Llama-3.2-3B-Instruct Qwen3-4B Qwen3-8B Qwen3-14B Qwen3-30B-A3B-Base" ;;
 esac
 RUN_DIR=${RUN_DIR:-$ROOT/runs/$(basename "$0" .sh)-${MODEL##*/}-$METHOD}
 
 # Trainer and engines on GPUs of their own; the synchronous baseline has all of them take turns on the same number.
-apart() { PLACE_ARGS=(--actor.num_nodes $TRAIN_NODES --actor.num_gpus_per_node $TRAIN_GPUS --vllm.num_engines $ENGINES); }
+apart() {
+    PLACE_ARGS=(
+        --actor.num_nodes $TRAIN_NODES
+        --actor.num_gpus_per_node $TRAIN_GPUS
+        --vllm.num_engines $ENGINES
+    )
+}
 together() {
     PLACE_ARGS=(
         --train.colocate_all
@@ -50,6 +56,5 @@ MODEL_ARGS=(
     --data.prompt_dataset "$DATA/train.jsonl"
     --data.input_key prompt
     --data.label_key label
-    --data.max_samples 100000000
     --logger.tensorboard_dir "$RUN_DIR/tensorboard"
 )

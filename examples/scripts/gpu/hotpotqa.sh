@@ -21,7 +21,7 @@ TRAIN_ARGS=(
     --train.batch_size 2048
     --train.max_tokens_per_gpu 16384
     --rollout.max_tokens_per_gpu 32768
-    --trace.predictor_lr 3e-5                   # paper
+    --trace.predictor_lr 3e-5             # paper
     --trace.credit tree_rpo               # paper
     --algo.kl.init_coef 0                 # ours
     --algo.advantage.estimator group_norm # --trace.credit takes its place

@@ -1,15 +1,18 @@
 # METHOD_ARGS: PACE, or one of what it is compared with.
 ASYNC=(--train.async_enable --algo.advantage.is_correction_level token)
-KEEP_ALL=(--pace.max_reject_rate 0 --pace.k_max -1)
+KEEP_ALL=(--pace.max_reject_rate 0 --pace.rank raw) # nothing is ranked: without prefix scores at every sync
 apart
 case "$METHOD" in
     pace) METHOD_ARGS=("${ASYNC[@]}" --pace.enable --pace.rank effective --pace.gamma 4) ;; # paper: gamma 1, 2, 4
     pace_raw) METHOD_ARGS=("${ASYNC[@]}" --pace.enable --pace.rank raw) ;;
     generation) METHOD_ARGS=("${ASYNC[@]}" --pace.enable --pace.rank generation) ;;
-    unfiltered) METHOD_ARGS=("${ASYNC[@]}" --pace.enable "${KEEP_ALL[@]}") ;;
-    stale_k) METHOD_ARGS=("${ASYNC[@]}" --pace.enable --pace.max_reject_rate 0 --pace.k_max "${STALE_K:-4}") ;;
-    areal) METHOD_ARGS=("${ASYNC[@]}" --pace.enable "${KEEP_ALL[@]}" --pace.admission areal --pace.admission_eta "${ETA:-4}") ;;
-    m2po) METHOD_ARGS=(--train.async_enable --pace.enable "${KEEP_ALL[@]}" --pace.loss m2po) ;;
+    unfiltered) METHOD_ARGS=("${ASYNC[@]}" --pace.enable "${KEEP_ALL[@]}" --pace.k_max -1) ;;
+    stale_k) METHOD_ARGS=("${ASYNC[@]}" --pace.enable "${KEEP_ALL[@]}" --pace.k_max "${STALE_K:-4}") ;;
+    areal)
+        METHOD_ARGS=(--train.async_enable --pace.enable "${KEEP_ALL[@]}" --pace.k_max -1 --pace.loss decoupled)
+        METHOD_ARGS+=(--pace.admission areal --pace.admission_eta "${ETA:-4}")
+        ;;
+    m2po) METHOD_ARGS=(--train.async_enable --pace.enable "${KEEP_ALL[@]}" --pace.k_max -1 --pace.loss m2po) ;;
     async) METHOD_ARGS=("${ASYNC[@]}" --train.partial_rollout_enable) ;; # upstream's own queue
     sync) METHOD_ARGS=() && together ;;
     *) no_such METHOD "$METHOD" "pace pace_raw generation unfiltered stale_k areal m2po async sync" ;;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# PACE, several turns: mathematics with a sandboxed Python tool, in ReTool's manner. MODEL=Qwen/Qwen3-4B (8 GPUs; paper);
-# METHOD=pace, or a baseline of pace_methods.sh.
+# PACE, several turns: mathematics with a sandboxed Python tool, in ReTool's manner. MODEL=Qwen/Qwen3-4B (8 GPUs;
+# paper); METHOD=pace, or a baseline of pace_methods.sh.
 set -euo pipefail
 MODEL=${MODEL:-Qwen/Qwen3-4B} METHOD=${METHOD:-pace}
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -1,4 +1,4 @@
-# METHOD_ARGS: TRACE, or one of what it is compared with, all at the same budget; PACE=1 sends the trees through the pool.
+# METHOD_ARGS: TRACE, or one of what it is compared with, all at one budget; PACE=1 sends the trees through the pool.
 apart
 case "$METHOD" in
     trace | root_only | prefix_only | pcl) PREDICTOR_GPUS=1 ;;
@@ -9,7 +9,7 @@ METHOD_ARGS=(
     --train.async_enable
     --trace.enable
     --trace.allocation "$METHOD"
-    --trace.continuations 2                                  # paper
+    --trace.continuations 2                                 # paper
     --trace.predictor_model "${PREDICTOR:-Qwen/Qwen3-0.6B}" # paper
     --trace.predictor_gpus $PREDICTOR_GPUS
     --trace.prefix_share 0.06 # paper
