@@ -150,7 +150,7 @@ def _enough_rollouts(args: SimpleNamespace) -> Iterator[Problem]:
             rollouts,
             args.train.batch_size,
         )
-    actor = next(group for group in reading.groups(args) if group.name == "actor")
+    actor = reading.actor(args)
     if args.train.dynamic_batch_enable and args.train.batch_size < data_parallel(args, actor):
         yield Problem(
             "--train.batch_size",

@@ -86,8 +86,7 @@ def _placement(args: SimpleNamespace) -> Rows:
 def _batches(args: SimpleNamespace) -> Rows:
     prompts, samples = reading.prompts_per_step(args), args.rollout.n_samples_per_prompt
     rollouts = prompts * samples
-    actor = next(group for group in reading.groups(args) if group.name == "actor")
-    processes = batches.data_parallel(args, actor)
+    processes = batches.data_parallel(args, reading.actor(args))
     rows = [
         ("a step", f"{prompts} prompts x {samples} rollouts = {rollouts}"),
         ("data-parallel processes", str(processes)),

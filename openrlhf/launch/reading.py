@@ -71,6 +71,11 @@ def groups(args: SimpleNamespace) -> list[Group]:
     return [Group(name, flag.num_nodes, flag.num_gpus_per_node) for name, flag in flags.items()]
 
 
+def actor(args: SimpleNamespace) -> Group:
+    """The policy's group, which every run has."""
+    return groups(args)[0]
+
+
 def duplicates(args: SimpleNamespace) -> int:
     """Processes that work on the same data: ring attention times tensor parallelism."""
     return args.ds.ring_attn_size * args.ds.tensor_parallel_size

@@ -1,35 +1,25 @@
 #!/usr/bin/env bash
 # TRACE: DeepScaleR's problems with a sandboxed Python tool.
-# MODEL=Qwen/Qwen3-8B or Qwen/Qwen3-14B (16 GPUs and one for the predictor), or
-# meta-llama/Llama-3.2-3B-Instruct (8 and one); METHOD=trace, or a baseline of trace_methods.sh; PACE=1.
+# MODEL=Qwen/Qwen3-8B or Qwen/Qwen3-14B (16 GPUs and one for the predictor); METHOD=trace, or a baseline of
+# trace_methods.sh; PACE=1.
 set -euo pipefail
 MODEL=${MODEL:-Qwen/Qwen3-8B} METHOD=${METHOD:-trace} PACE_RANK=raw # drift can't be measured below temperature 1
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/trace_methods.sh"
 export MATH_MAX_TURNS=${MATH_MAX_TURNS:-5} # paper
 
-ROLLOUT_ARGS=(
+TASK_ARGS=(
     --train.agent_func_path "$ROOT/examples/python/agent_func_math.py"
-    --rollout.batch_size 128         # ours: trees an update
-    --rollout.n_samples_per_prompt 8 # ours: the budget is that of 128 x 8 flat rollouts, M = 512
-    --rollout.temperature 0.6        # paper
-    --rollout.top_p 0.95             # paper
-    --data.max_len 16384             # paper: 2048 for the prompt, 14336 for the response
+    --rollout.batch_size 128    # ours: trees an update, M = 512
+    --rollout.temperature 0.6   # paper
+    --rollout.top_p 0.95        # paper
+    --data.max_len 16384        # paper: 2048 for the prompt, 14336 for the response
+    --train.batch_size 1024
+    --trace.predictor_lr 1.5e-5 # paper
+    --trace.credit tree_rpo     # paper
+    --algo.kl.init_coef 0       # ours
 )
 
-TRAIN_ARGS=(
-    --train.batch_size 1024
-    --train.max_tokens_per_gpu 16384
-    --rollout.max_tokens_per_gpu 32768
-    --trace.predictor_lr 1.5e-5           # paper
-    --trace.credit tree_rpo               # paper
-    --algo.kl.init_coef 0                 # ours
-    --algo.advantage.estimator group_norm # --trace.credit takes its place
-    --actor.eps_clip_low_high 0.2 0.28    # ours
-    --actor.adam.lr 1e-6                  # ours
-    --actor.lr_scheduler constant_with_warmup
-    --train.num_episodes "${EPISODES:-3}"
-)
 set -x
 exec python -m openrlhf.cli.train_ppo_ray \
-    "${MODEL_ARGS[@]}" "${PLACE_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${TRAIN_ARGS[@]}" "${METHOD_ARGS[@]}" "$@"
+    "${MODEL_ARGS[@]}" "${PLACE_ARGS[@]}" "${TASK_ARGS[@]}" "${TREE_ARGS[@]}" "${METHOD_ARGS[@]}" "$@"

@@ -1,4 +1,20 @@
-# METHOD_ARGS: PACE, or one of what it is compared with.
+# DAPO_ARGS: what both recipes of PACE train with. METHOD_ARGS: PACE, or one of what it is compared with.
+DAPO_ARGS=(
+    --rollout.batch_size 32           # ours
+    --rollout.n_samples_per_prompt 16 # DAPO
+    --rollout.temperature 1.0         # DAPO
+    --algo.dynamic_filtering_enable   # DAPO
+    --algo.dynamic_filtering_range 0.01 0.99
+    --train.batch_size 512                # ours: one update a batch
+    --algo.advantage.estimator group_norm # DAPO
+    --actor.eps_clip_low_high 0.2 0.28    # DAPO
+    --actor.loss_agg_mode token-mean      # DAPO
+    --algo.kl.init_coef 0                 # DAPO
+    --actor.adam.lr 1e-6                  # DAPO
+    --actor.adam.weight_decay 0.1         # DAPO
+    --actor.lr_scheduler constant_with_warmup
+    --train.num_episodes "${EPISODES:-1}"
+)
 ASYNC=(--train.async_enable --algo.advantage.is_correction_level token)
 KEEP_ALL=(--pace.max_reject_rate 0 --pace.rank raw) # nothing is ranked: without prefix scores at every sync
 apart
