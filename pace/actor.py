@@ -49,6 +49,10 @@ class DrawReply:
     evicted: tuple[Decision, ...] = ()
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class _Changes:
     """Wakes everyone who waits for the next change."""
 
@@ -60,9 +64,9 @@ class _Changes:
         self._next = asyncio.Event()
 
     async def wait(self, deadline: float) -> bool:
-        """False if nothing changed until the deadline (monotonic seconds)."""
+        """False if nothing changed until the deadline (seconds of the event loop's clock)."""
         try:
-            await asyncio.wait_for(self._next.wait(), deadline - time.monotonic())
+            await asyncio.wait_for(self._next.wait(), deadline - _now())
         except asyncio.TimeoutError:
             return False
         return True
@@ -83,11 +87,11 @@ class PoolService:
     async def lease(self, *, limit: int, timeout_s: float, choice: int = 1, at_least: int = 1) -> LeaseReply:
         """Up to `limit` prompts as soon as any may start (with others in flight: `at_least` so many), or `choice`
         times as many to choose from; none after `timeout_s` seconds, or when finished."""
-        era, deadline = self._lease_era, time.monotonic() + timeout_s
+        era, deadline = self._lease_era, _now() + timeout_s
         choice = 1 if self._pool.core.owed else choice
         leases = self._pool.lease(limit, choice=choice, at_least=at_least)
         while not leases and not self._pool.core.finished:
-            self._lease_since = self._lease_since or time.monotonic()
+            self._lease_since = _now() if self._lease_since is None else self._lease_since
             if not await self._changes.wait(deadline) or era != self._lease_era:
                 break
             leases = self._pool.lease(limit, choice=choice, at_least=at_least)
@@ -126,7 +130,7 @@ class PoolService:
 
     async def draw(self, version: int, *, timeout_s: float) -> DrawReply:
         """The batch for step `version` as soon as it can be formed; none after `timeout_s`, or when finished."""
-        deadline = time.monotonic() + timeout_s
+        deadline = _now() + timeout_s
         while True:
             core = self._pool.core
             before = core.held
@@ -138,7 +142,7 @@ class PoolService:
                 self._draw_since = None
                 break
             if self._draw_since is None or self._draw_since[0] != version:
-                self._draw_since = (version, time.monotonic())
+                self._draw_since = (version, _now())
             if not await self._changes.wait(deadline):
                 break
         return DrawReply(
@@ -171,11 +175,11 @@ class PoolService:
 
     async def waiting_for(self) -> str:
         """One line for a heartbeat: who waits for what, and what the pool holds."""
-        now, core = time.monotonic(), self._pool.core
+        now, core = _now(), self._pool.core
         waits = []
         if self._draw_since:
             waits.append(f"trainer waits {now - self._draw_since[1]:.0f} s for step {self._draw_since[0]}")
-        if self._lease_since:
+        if self._lease_since is not None:
             what = "the last groups" if core.prompts.exhausted else "a free slot"
             waits.append(f"rollout manager waits {now - self._lease_since:.0f} s for {what}")
         gauges = core.pool.gauges()

@@ -87,6 +87,7 @@ def attacks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Attack]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_does_no_harm_and_the_model_is_told(name: str, attacks: dict[str, Attack]) -> None:
     ran, seconds, _ = attacks[name]

@@ -95,6 +95,7 @@ def test_a_recipe_of_trace_with_every_method(recipe: str, tmp_path: Path) -> Non
             assert value(text, "training").startswith("asynchronous" if pooled else "synchronous")
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_run_is_printed_and_nothing_started() -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = run("hotpotqa", "--dry_run", PATH=path, METHOD="trace", RAY_ADDRESS="ray://nobody:1")

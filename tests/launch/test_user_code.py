@@ -14,6 +14,8 @@ from openrlhf.launch.problem import Problem
 
 Run = Callable[..., SimpleNamespace]
 Script = Callable[[str], str]
+pytestmark = pytest.mark.slow
+
 REWARD, AGENT = "--reward.remote_url", "--train.agent_func_path"
 AGENT_IMPORT = "from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor\n"
 GOOD_AGENT = f"""{AGENT_IMPORT}

@@ -13,6 +13,8 @@ from pace.durable import DurablePool
 from pace.metrics import metric_keys
 from pace.types import RejectReason
 
+from ..virtual_time import run
+
 SOON, NEVER = 0.02, 30.0  # seconds
 
 
@@ -84,7 +86,7 @@ def test_calls_that_can_be_answered_do_not_wait(start):
         again = await one.service.draw(0, timeout_s=NEVER)
         assert again.draw == drawn.draw and again.payloads == drawn.payloads
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_calls_that_wait_end_with_nothing_at_their_time(start):
@@ -94,7 +96,7 @@ def test_calls_that_wait_end_with_nothing_at_their_time(start):
         await one.service.lease(limit=9, timeout_s=0)
         assert (await one.service.lease(limit=9, timeout_s=SOON)).leases == ()
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_draw_is_woken_by_the_group_that_completes_the_batch(start):
@@ -105,7 +107,7 @@ def test_a_draw_is_woken_by_the_group_that_completes_the_batch(start):
         await one.fill(1)
         assert len((await draw).draw.groups) == 2
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 @pytest.mark.parametrize("how", ["draw", "close", "set_version"])
@@ -130,7 +132,7 @@ def test_a_lease_is_woken_by_a_free_slot(start, how):
         reply = await lease
         assert len(reply.leases) == 2 and reply.version == (how == "set_version")
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_draw_that_only_evicts_wakes_the_lease_and_not_itself(start):
@@ -149,7 +151,7 @@ def test_a_draw_that_only_evicts_wakes_the_lease_and_not_itself(start):
         assert len((await draw).draw.evicted_before) == 2
         assert len(looks) == 2, "one look at first, and one after the puts"
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_the_end_of_the_data_wakes_everyone_and_shows_the_last_evictions(start):
@@ -163,7 +165,7 @@ def test_the_end_of_the_data_wakes_everyone_and_shows_the_last_evictions(start):
         assert last.finished and last.draw is None and [d.ready_version for d in last.evicted] == [0]
         assert (await lease).finished
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_callers_that_went_away_take_nothing_with_them(start):
@@ -180,7 +182,7 @@ def test_callers_that_went_away_take_nothing_with_them(start):
         assert (await one.service.draw(0, timeout_s=0)).draw
         assert len((await one.service.lease(limit=2, timeout_s=0)).leases) == 2
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_new_manager_finds_every_lease(start):
@@ -195,7 +197,7 @@ def test_a_new_manager_finds_every_lease(start):
         assert (await old).leases == ()
         assert len((await one.service.lease(limit=2, timeout_s=0)).leases) == 1
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_payload_is_fetched_for_wanted_groups_only_and_forgotten_after_the_commit(start, build):
@@ -211,7 +213,7 @@ def test_a_payload_is_fetched_for_wanted_groups_only_and_forgotten_after_the_com
         assert await one.service.commit(0) and not await one.service.commit(0)
         assert len(one.service._references) == 1
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_restarted_service_gives_the_same_batch_with_new_references(start):
@@ -224,7 +226,7 @@ def test_a_restarted_service_gives_the_same_batch_with_new_references(start):
         assert after.draw == before.draw and after.payloads != before.payloads
         assert [ref.content for ref in after.payloads] == [ref.content for ref in before.payloads]
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_waiting_draw_goes_on_with_the_loaded_checkpoint(start, tmp_path):
@@ -237,7 +239,7 @@ def test_a_waiting_draw_goes_on_with_the_loaded_checkpoint(start, tmp_path):
         await two.service.load(str(tmp_path / "checkpoint"))
         assert len((await draw).draw.groups) == 2
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_the_heartbeat_says_who_waits_for_what(start):
@@ -254,7 +256,7 @@ def test_the_heartbeat_says_who_waits_for_what(start):
             "trainer waits 0 s for step 0, rollout manager waits 0 s for a free slot: "
             "1 of 2 groups ready (capacity 16), 1 in flight, 1 may start"
         )
-        one.service._draw_since = (0, time.monotonic() - 12)
+        await asyncio.sleep(12)
         await one.service.draw(0, timeout_s=0)
         assert "trainer waits 12 s" in await one.service.waiting_for(), "polls in a row are one wait"
         await one.put(leases[1])
@@ -262,7 +264,7 @@ def test_the_heartbeat_says_who_waits_for_what(start):
         await one.service.lease(limit=1, timeout_s=0)
         assert (await one.service.waiting_for()).startswith("nobody waits: 0 of 2 groups ready")
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_the_report_has_the_keys_of_the_metrics_module(start):
@@ -274,4 +276,4 @@ def test_the_report_has_the_keys_of_the_metrics_module(start):
         assert set(report) <= metric_keys()
         assert report["pace/pool/groups"] == report["pace/prefix_score/seen"] == 1.0
 
-    asyncio.run(scenario())
+    run(scenario())

@@ -15,6 +15,8 @@ Fresh = Callable[..., dict[str, Any]]
 FLASH_ATTN = importlib.util.find_spec("flash_attn") is not None
 EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def light(fresh: Fresh) -> dict[str, Any]:
@@ -89,7 +91,6 @@ def test_item_4_the_strategys_mesh_and_moving_average(training: dict[str, Any]) 
     assert training["strategy"] == {"backend": "gloo", "mesh": "cpu", "average": True}
 
 
-@pytest.mark.slow
 def test_item_5_two_processes_exchange_a_weight(at_once: Callable[..., list[dict[str, Any]]], port: str) -> None:
     trainer, engine = at_once(("sync_group", "0", port), ("sync_group", "1", port))
     assert engine["received"] == trainer["sent"] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
@@ -133,13 +134,11 @@ def test_item_7_float32_in_training(light: dict[str, Any]) -> None:
     assert light["dtypes"] == {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
-@pytest.mark.slow
 def test_item_7_float32_in_the_engine(engine: dict[str, Any]) -> None:
     """Upstream asks for bfloat16."""
     assert (engine["plain"]["dtype"], engine["plain"]["eager"]) == ("torch.float32", True)
 
 
-@pytest.mark.slow
 def test_item_9_a_small_engine_in_one_forked_process(engine: dict[str, Any]) -> None:
     seen = engine["plain"]
     assert (seen["executor"], seen["start_method"]) == (EXECUTOR, "fork")
@@ -147,13 +146,11 @@ def test_item_9_a_small_engine_in_one_forked_process(engine: dict[str, Any]) -> 
     assert seen["whole_gib_variable"] is None
 
 
-@pytest.mark.slow
 def test_item_9_sizes_can_be_chosen(engine: dict[str, Any]) -> None:
     assert engine["variable"]["kv_cache_memory_bytes"] == 64 << 20
     assert (engine["given"]["block_size"], engine["given"]["kv_cache_memory_bytes"]) == (64, 32 << 20)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_item_8_a_running_engine_takes_new_weights(
     fresh: Fresh, make_model: Callable[..., str], port: str, tied: bool

@@ -166,6 +166,7 @@ def test_many_threads_at_once():
     assert [result["rewards"].item() for result in asyncio.run(ask_all())] == [1.0, 0.0] * 6
 
 
+@pytest.mark.slow
 def test_a_hostile_answer_is_stopped_and_the_next_is_checked(monkeypatch):
     checker = Checker(time_limit_s=1.0)
     monkeypatch.setattr(reward_func_math, "_CHECKER", checker)

@@ -20,7 +20,9 @@ from pace.durable import DurablePool
 from pace.prompts import Lease
 from pace.types import Trajectory, TrajectoryGroup, VersionSpan
 
-PATIENCE_S = 30.0  # more than any of this takes: a run that hangs fails
+from ..virtual_time import run
+
+PATIENCE_S = 30.0  # of virtual time, more than any of this takes: a run that hangs fails
 
 
 class PoolHandle:
@@ -221,7 +223,7 @@ class World:
             parts = [self.manager().run(), self.train(), *(other() for other in others)]
             await asyncio.wait_for(asyncio.gather(*parts), PATIENCE_S)
 
-        asyncio.run(scenario())
+        run(scenario())
         self.check()
 
     def check(self) -> None:

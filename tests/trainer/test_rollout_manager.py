@@ -18,6 +18,7 @@ from openrlhf.trainer.fully_async.rollout_manager import (
 )
 from pace.prompts import Lease
 
+from ..virtual_time import run
 from .rollout_world import PATIENCE_S, World, failure, report
 
 
@@ -200,7 +201,7 @@ def test_a_pool_that_stays_away_ends_the_run(make, monkeypatch):
     world = make()
     world.pool.kill()
     with pytest.raises(RayActorError):
-        asyncio.run(asyncio.wait_for(world.manager().run(), PATIENCE_S))
+        run(asyncio.wait_for(world.manager().run(), PATIENCE_S))
 
 
 def test_a_new_manager_takes_up_what_the_old_one_had_in_flight(make):
@@ -225,7 +226,7 @@ def test_a_new_manager_takes_up_what_the_old_one_had_in_flight(make):
         await training
         assert any(world.calls[group_id] == 2 for group_id in in_flight)
 
-    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+    run(asyncio.wait_for(scenario(), PATIENCE_S))
     assert len(world.trained) == 16 and set(world.trained.values()) == {1}
     assert world.pool.fates == {"generated": 16, "trained": 16}
 

@@ -7,7 +7,6 @@ open, away from an engine with at least twice as many as another would have with
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -23,10 +22,14 @@ ENGINE_RETRY_S = 0.5
 ENGINE_DEATHS_PER_GROUP = 3
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class EngineBalancer:
     """Counts open groups per engine, by index."""
 
-    def __init__(self, n_engines: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, n_engines: int, *, clock: Callable[[], float] = _now) -> None:
         self._open = [0] * n_engines
         self._failed_at = [float("-inf")] * n_engines
         self._clock = clock

@@ -37,12 +37,13 @@ def ask(call: Callable[[], Any], *, what: str = POOL, timeout_s: float = PATIENC
 
 async def ask_async(call: Callable[[], Awaitable[Any]], *, what: str = POOL) -> Any:
     """As `ask`, of an asynchronous caller. Raises RayActorError when the actor stays away."""
-    deadline = time.monotonic() + PATIENCE_S
+    now = asyncio.get_running_loop().time
+    deadline = now() + PATIENCE_S
     while True:
         try:
             return await call()
         except RayActorError:
-            if time.monotonic() > deadline:
+            if now() > deadline:
                 raise
             logger.warning("%s is away; waiting for its restart", what)
             await asyncio.sleep(RETRY_S)
