@@ -22,7 +22,7 @@ from .walls import needs_walls
 LIMIT_S = 3.0
 LATE_S = 1.5  # what a busy machine may add
 REPOSITORY = Path(__file__).resolve().parents[2]
-pytestmark = needs_walls
+pytestmark = [needs_walls, pytest.mark.slow]
 
 
 class Attack(NamedTuple):
@@ -87,7 +87,6 @@ def attacks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Attack]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_does_no_harm_and_the_model_is_told(name: str, attacks: dict[str, Attack]) -> None:
     ran, seconds, _ = attacks[name]
