@@ -20,6 +20,8 @@ from openrlhf.agents.sandbox import Ran, Sandbox, SandboxUnavailable
 from .processes import gone, running
 from .walls import needs_walls
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 2.0
 HANG = "while True: pass"
 

@@ -10,6 +10,8 @@ import torch
 from examples.python import reward_func_math
 from examples.python.reward_func_math import Checker, is_correct, response_part, reward_func
 
+pytestmark = pytest.mark.slow
+
 CHATML = "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 HOSTILE = "\\boxed{9^{9^{9^{9}}}}"
 PATIENT_S = 60.0  # a busy machine mustn't turn a right answer into a wrong one
@@ -166,7 +168,6 @@ def test_many_threads_at_once():
     assert [result["rewards"].item() for result in asyncio.run(ask_all())] == [1.0, 0.0] * 6
 
 
-@pytest.mark.slow
 def test_a_hostile_answer_is_stopped_and_the_next_is_checked(monkeypatch):
     checker = Checker(time_limit_s=1.0)
     monkeypatch.setattr(reward_func_math, "_CHECKER", checker)
