@@ -7,7 +7,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 
 PARALLEL := --numprocesses auto --maxprocesses 4
 
-.PHONY: quickstart test test-fast lint clean
+.PHONY: quickstart test test-fast lint bench clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/python -m examples.tiny.quickstart
@@ -18,6 +18,9 @@ test: $(VENV)/.dev lint
 
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu" $(PARALLEL)
+
+bench: $(VENV)/.run
+	$(BIN)/python bench/run_all.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

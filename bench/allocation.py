@@ -139,18 +139,19 @@ def timings(*, n: int, budget: int, rounds: int, seed: int) -> dict[str, dict[st
     return result
 
 
-def report(checks: Mapping[str, Check], times: Mapping[str, Mapping[str, float]], args: argparse.Namespace) -> str:
+def report(result: Mapping[str, Any]) -> str:
     """The numbers as a table."""
-    small = min(args.n, REFERENCE_SIZE)
+    given, times = result["arguments"], result["seconds"]
+    small = min(given["n"], REFERENCE_SIZE)
     head = ["", "instances", "mismatches", "largest difference"]
-    head += [f"n {args.n}, s", f"n {small}, ms", "dynamic program, ms", "ratio"]
+    head += [f"n {given['n']}, s", f"n {small}, ms", "dynamic program, ms", "ratio"]
     rows = [head]
-    for kind, check in checks.items():
+    for kind, check in result["checks"].items():
         took = times[kind]
-        cells = [f"{args.instances}", f"{check.mismatches}", f"{check.largest_difference:.1e}"]
+        cells = [f"{given['instances']}", f"{check['mismatches']}", f"{check['largest_difference']:.1e}"]
         cells += [f"{took['full_s']:.3f}", f"{1e3 * took['small_s']:.2f}", f"{1e3 * took['reference_s']:.1f}"]
         rows.append([kind, *cells, f"{took['reference_s'] / took['small_s']:.0f}"])
-    return aligned(rows)
+    return f"budget {given['budget']}, medians of {given['rounds']}\n{aligned(rows)}"
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -181,13 +182,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "prefix": compare(check_prefixes, instances=args.instances, seed=args.seed),
     }
     times = timings(n=args.n, budget=args.budget, rounds=args.rounds, seed=args.seed)
-    print(f"budget {args.budget}, medians of {args.rounds}; machine load {os.getloadavg()[0]:.1f}")
-    print(report(checks, times, args))
+    settings = {name: value for name, value in vars(args).items() if name != "json"}
+    about = {"cpus": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()}
+    found = {"checks": {kind: check._asdict() for kind, check in checks.items()}, "seconds": times}
+    result = {"arguments": settings, "machine": about, **found}
+    print(report(result))
     if args.json:
-        settings = {name: value for name, value in vars(args).items() if name != "json"}
-        about = {"cpus": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()}
-        found = {"checks": {kind: check._asdict() for kind, check in checks.items()}, "seconds": times}
-        args.json.write_text(json.dumps({"arguments": settings, "machine": about, **found}, indent=1))
+        args.json.write_text(json.dumps(result, indent=1))
     return 1 if any(check.mismatches for check in checks.values()) else 0
 
 

@@ -219,10 +219,13 @@ def judge(runs: Mapping[int, Runs]) -> list[dict[str, Any]]:
     return verdicts
 
 
-def report(verdicts: Sequence[Mapping[str, Any]]) -> str:
+def report(result: Mapping[str, Any]) -> str:
     """One line per claim, and one per number: mean, and the range over seeds."""
-    lines = []
-    for verdict in verdicts:
+    given = result["arguments"]
+    lines = [
+        f"load {PAPER.load:.2f} and {BELOW.load:.2f}; seeds {given['seeds']}, about {given['steps']} updates each"
+    ]
+    for verdict in result["claims"]:
         n_held = sum(verdict["by_seed"].values())
         state = "held" if verdict["held"] else f"NOT HELD ({n_held} of {len(verdict['by_seed'])} seeds)"
         lines.append(f"{state}: {verdict['claim']} [{verdict['source']}]")
@@ -259,15 +262,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         done = {key: task.result() for key, task in tqdm(tasks.items(), unit="run")}
     verdicts = judge({seed: {name: done[seed, name] for name in settings()} for seed in args.seeds})
-    print(f"load {PAPER.load:.2f} and {BELOW.load:.2f}; seeds {args.seeds}, about {args.steps} updates each\n")
-    print(report(verdicts))
+    about = {"cpus": os.cpu_count(), "machine": platform.machine()}
+    runs = [{"seed": seed, "run": name, **result.to_dict()} for (seed, name), result in done.items()]
+    given = {"seeds": args.seeds, "steps": args.steps}
+    result = {"arguments": given, "machine": about, "claims": verdicts, "runs": runs}
+    print(report(result))
     if args.json:
-        about = {"cpus": os.cpu_count(), "machine": platform.machine()}
-        runs = [{"seed": seed, "run": name, **result.to_dict()} for (seed, name), result in done.items()]
-        given = {"seeds": args.seeds, "steps": args.steps}
-        args.json.write_text(
-            json.dumps({"arguments": given, "machine": about, "claims": verdicts, "runs": runs}, indent=1)
-        )
+        args.json.write_text(json.dumps(result, indent=1))
     return 0
 
 

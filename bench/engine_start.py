@@ -1,6 +1,6 @@
 """How long vLLM takes from a fresh Python to its first token on the CPU: as it comes, and on the CPU platform.
 
-    python bench/engine_start.py MODEL_FOLDER [--rounds N]
+    python bench/engine_start.py [MODEL_FOLDER] [--rounds N] [--json FILE]
 
 Both ways run in turns on the same machine with the same model, float32 and KV cache; printed are medians. "as it
 comes" is vLLM's own executor and start method; "platform" is item 9 of docs/overlay.md: one forked engine process that
@@ -14,9 +14,11 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 WAYS = ("as it comes", "platform")
 ITEM_9 = ("vllm.engine.arg_utils", "vllm.utils.system_utils")
 
@@ -54,20 +56,34 @@ def start(way: str, model: str, began: float) -> dict[str, float]:
     return asyncio.run(first_token())
 
 
+def report(seconds: Mapping[str, Sequence[float]]) -> str:
+    """The medians and their ratio."""
+    before, after = (statistics.median(seconds[way]) for way in WAYS)
+    return (
+        f"median to the first token: {before:.1f} s as it comes, {after:.1f} s on the platform, {before / after:.1f}x"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="folder of a Hugging Face model, e.g. the one of examples.tiny.build")
+    parser.add_argument("model", nargs="?", help="folder of a Hugging Face model (default: the small model)")
     parser.add_argument("--rounds", type=int, default=3, help="starts of each way (default 3)")
+    parser.add_argument("--json", type=Path, help="file for all numbers")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
         print(json.dumps(start(args.way, args.model, float(os.environ["BENCH_BEGAN"]))), flush=True)
         os._exit(0)
+    model = args.model
+    if model is None:
+        from examples.tiny.build import build
+
+        model = str(build(report=lambda text: print(f"small model: {text}", flush=True)).model)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(args.rounds):
         for way in WAYS:
             environment = os.environ | {"BENCH_BEGAN": f"{time.time()}", "PYTHONPATH": str(ROOT)}
-            command = [sys.executable, "-W", "ignore", __file__, args.model, "--way", way]
+            command = [sys.executable, "-W", "ignore", __file__, model, "--way", way]
             done = subprocess.run(command, env=environment, capture_output=True, text=True)
             lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
             if not lines:
@@ -76,10 +92,9 @@ def main() -> None:
             seconds[way].append(result["first token"])
             shown = ", ".join(f"{name} {value:.1f} s" for name, value in result.items())
             print(f"round {number + 1}, {way}: {shown}", flush=True)
-    before, after = (statistics.median(seconds[way]) for way in WAYS)
-    print(
-        f"median to the first token: {before:.1f} s as it comes, {after:.1f} s on the platform, {before / after:.1f}x"
-    )
+    print(report(seconds))
+    if args.json:
+        args.json.write_text(json.dumps(seconds, indent=1))
 
 
 if __name__ == "__main__":

@@ -208,6 +208,15 @@ def regime(ways: Mapping[str, Mapping[str, float | None]]) -> str:
     return f"load: {'at least ' if full else ''}{load:.2f} groups ready per trained one ({way}); {what}"
 
 
+def report(result: Mapping[str, Any]) -> str:
+    """Every setting's table and load."""
+    given = result["arguments"]
+    of = f"{given['updates'] - given['drop']} steps of {BATCH} x {SAMPLES} rollouts, rounds: {given['rounds']}"
+    return "\n\n".join(
+        f"{setting}: {of}\n{table(ways)}\n{regime(ways)}" for setting, ways in result["summary"].items()
+    )
+
+
 class Failed(RuntimeError):
     """A run that ended or stood still before its last update; the message has the end of its log."""
 
@@ -336,15 +345,12 @@ def main() -> int:
                     continue
                 step = runs[-1]["numbers"]["step_s"]
                 print(f"{label}: {step:.2f} s a step (median of {args.updates - args.drop})", flush=True)
-    result = summary(runs)
-    for setting, ways in result.items():
-        print(f"\n{setting}: {args.updates - args.drop} steps of {BATCH} x {SAMPLES} rollouts, {args.rounds} rounds")
-        print(f"{table(ways)}\n{regime(ways)}")
+    about = {"cpus": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()}
+    settings = {name: value for name, value in vars(args).items() if name != "json"}
+    result = {"arguments": settings, "machine": about, "runs": runs, "summary": summary(runs), "failed": failed}
+    print(f"\n{report(result)}")
     if args.json:
-        about = {"cpus": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()}
-        settings = {name: value for name, value in vars(args).items() if name != "json"}
-        content = {"arguments": settings, "machine": about, "runs": runs, "summary": result, "failed": failed}
-        args.json.write_text(json.dumps(content, indent=1))
+        args.json.write_text(json.dumps(result, indent=1))
     return 1 if failed else 0
 
 

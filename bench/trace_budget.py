@@ -25,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,13 @@ def table(rows: dict[str, dict[str, float | None]]) -> str:
     return aligned(lines)
 
 
+def report(result: Mapping[str, Any]) -> str:
+    """The table of all runs so far."""
+    given = result["arguments"]
+    rows = {name: row(found, skip=given["skip"]) for name, found in result["runs"].items() if found}
+    return f"{given['updates']} updates, seeds {given['seeds']}, {given['beyond']:.0%} beyond reach\n{table(rows)}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs everything and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -137,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--allocations", nargs="+", choices=ALLOCATIONS, default=ALLOCATIONS)
     parser.add_argument("--json", type=Path, help="file for all numbers")
     args = parser.parse_args(argv)
+    given = {name: value for name, value in vars(args).items() if name != "json"}
     runs: dict[str, list[list[dict[str, Any]]]] = {allocation: [] for allocation in args.allocations}
     for seed, allocation in tqdm([(s, a) for s in args.seeds for a in args.allocations], unit="run"):
         with tempfile.TemporaryDirectory(prefix="trees-") as folder:
@@ -144,8 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = run(allocation, seed=seed, folder=Path(folder), **settings)
         runs[allocation].append(found)
         if args.json:
-            args.json.write_text(json.dumps(runs))
-    print(table({allocation: row(found, skip=args.skip) for allocation, found in runs.items()}))
+            args.json.write_text(json.dumps({"arguments": given, "runs": runs}))
+    print(report({"arguments": given, "runs": runs}))
     return 0
 
 

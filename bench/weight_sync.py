@@ -33,6 +33,7 @@ import ray  # noqa: E402
 import torch  # noqa: E402
 
 import openrlhf  # noqa: E402, F401  (the CPU platform comes before vLLM)
+from pace.table import aligned  # noqa: E402
 
 LAYERS = 27  # of eleven tensors, and three more
 GOALS = {"round trips": 10.0, "one by one / buckets": 10.0, "buckets / raw": 1.5}
@@ -251,14 +252,17 @@ def ratios(ways: dict[str, dict[str, float]]) -> dict[str, float]:
     }
 
 
-def show(result: dict[str, Any]) -> None:
-    print(f"{result['tensors']} tensors, {result['bytes'] / 1e6:.1f} MB, medians of {result['rounds']} rounds")
-    print("| way | ms | of it staged | of it paused | round trips |\n|---|---|---|---|---|")
+def report(result: dict[str, Any]) -> str:
+    """The numbers as a table, and the ratios beside their goals."""
+    rows = [["", "ms", "of it staged", "of it paused", "round trips"]]
     for way, row in result["ways"].items():
         parts = [f"{1e3 * row[part]:.1f}" if part in row else "-" for part in ("total", "stage", "paused")]
-        print(f"| {way} | {' | '.join(parts)} | {row['round trips']:.0f} |")
+        rows.append([way, *parts, f"{row['round trips']:.0f}"])
+    lines = [f"{result['tensors']} tensors, {result['bytes'] / 1e6:.1f} MB, medians of {result['rounds']} rounds"]
+    lines += [aligned(rows)]
     for name, ratio in result["ratios"].items():
-        print(f"{name}: {ratio:.2f}" + (f" (goal {GOALS[name]:g})" if name in GOALS else ""))
+        lines.append(f"{name}: {ratio:.2f}" + (f" (goal {GOALS[name]:g})" if name in GOALS else ""))
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -275,7 +279,7 @@ def main() -> None:
     finally:
         ray.shutdown()
     result["ratios"] = ratios(result["ways"])
-    show(result)
+    print(report(result))
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
 

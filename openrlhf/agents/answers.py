@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 MIN_F1 = 0.3  # less is no reward
 CLOSED = ("yes", "no", "noanswer")  # right or wrong, never in part
+_STYLES = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*(?=\{)")
 _BRACES = re.compile(r"\\boxed\{|[{}]")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -32,8 +33,8 @@ def boxed(text: str) -> str | None:
 
 
 def normalised(text: str) -> str:
-    """Lower case, no punctuation, no articles, single spaces."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """Lower case, no punctuation, no articles, single spaces; LaTeX's text commands leave what they enclose."""
+    return " ".join(_ARTICLES.sub(" ", _STYLES.sub("", text).lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, golds: Iterable[str]) -> float:
@@ -61,7 +62,7 @@ def reward(answer: str | None, golds: Iterable[str]) -> float:
 
     Some golds have no words after normalisation ("The The"); an empty box would match them.
     """
-    if not answer:
+    if not answer or not _STYLES.sub("", answer).strip("{} "):
         return 0.0
     score = f1(answer, golds)
     return score if score >= MIN_F1 else 0.0

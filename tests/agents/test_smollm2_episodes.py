@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).with_name("smollm2_episodes.py")
 def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("search")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retrieval, "sentence_encoder", lambda name: fake_encoder)
+        patch.setattr(retrieval, "sentence_encoder", lambda name, **_: fake_encoder)
         search_task.main(["--out", str(folder), "--train", "2", "--eval", "2", "--encoder", "fake"])
         patch.setenv("SEARCH_CORPUS", str(folder / "corpus"))
         command = [sys.executable, "-W", "ignore", str(PROGRAM), str(smollm2.build()), str(folder)]
