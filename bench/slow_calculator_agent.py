@@ -15,7 +15,7 @@ from openrlhf.utils.agent import MultiTurnAgentExecutor
 
 SHAPE = 1.2
 SMALLEST_S = 0.05
-LARGEST_S = 5.0
+LARGEST_S = 30.0
 
 _episodes = itertools.count()
 

@@ -9,6 +9,9 @@ Every run is an ordinary `python -m openrlhf.cli.train_ppo_ray` on the small mod
 Ray of its own; all ways run in turns, once a round. A run gets more prompts than it needs and is stopped after N
 updates, so that it never ends on an emptying pool. The first updates are dropped (start, a pool that fills up).
 
+On a cluster rollouts and training have devices of their own. So here the engine has the machine's first core, and all
+else the others (`--shared`: nobody has any).
+
 A step is the time between two updates as their lines reach the console, which is late by 0.1 s at most. "idle" is the
 share of it in which the trainer neither made experience nor trained: waiting for rollouts and the weight sync. Lag,
 rejections and load are those of the pool's own log. The load is groups that got ready over groups trained; where the
@@ -17,19 +20,16 @@ pool was full, nothing new was started, so that the load was higher than it show
 
 import argparse
 import ast
-import contextlib
 import json
 import math
 import os
 import platform
 import re
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench.processes import running  # noqa: E402
 from pace.table import aligned  # noqa: E402
 
 POOL = ("--train.async_enable", "--pace.enable")
@@ -82,8 +83,6 @@ FLAGS = (
 )
 STEP_LINE = re.compile(r"Global step (\d+): (\{.*\})")
 POLL_S = 0.05
-STOP_S = 30.0  # a stopped run may take to end, and its Ray after it
-MARK = "BENCH_RUN"
 TAIL = 25
 
 
@@ -235,38 +234,6 @@ def command(setting: str, way: str, folder: Path, *, n_updates: int, material: A
     return [*program, *source, *FLAGS, *prompts, *passes, *flags, *files, *WAYS[way], *log]
 
 
-@contextlib.contextmanager
-def running(arguments: Sequence[str], log: Path, seed: int) -> Iterator[subprocess.Popen[bytes]]:
-    """The run in a process group of its own; gone, and its Ray with it, when the block is left."""
-    mark = uuid.uuid4().hex
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    environment = {"PATH": path, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local", "PYTHONUNBUFFERED": "1"}
-    environment |= {MARK: mark, "BENCH_SEED": f"{seed}"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            arguments, env=os.environ | environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            yield process
-        finally:
-            for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-                if process.poll() is None:
-                    os.killpg(process.pid, stop)
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(STOP_S)
-            deadline = time.monotonic() + STOP_S
-            while _marked(mark) and time.monotonic() < deadline:  # Ray's processes end some seconds later
-                time.sleep(0.2)
-
-
-def _marked(mark: str) -> bool:
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
-                return True
-    return False
-
-
 def follow(process: subprocess.Popen[bytes], log: Path, *, n_updates: int, limit_s: float) -> Iterator[Update]:
     """The updates of a run as they are printed, up to the last one wanted. Raises Failed."""
     read, seen = 0, time.monotonic()
@@ -297,7 +264,10 @@ def measure(setting: str, way: str, args: argparse.Namespace, material: Any, lab
         arguments = command(setting, way, folder, n_updates=args.updates, material=material)
         updates: list[Update] = []
         log = folder / "run.log"
-        with running(arguments, log, args.seed) as process, tqdm(total=args.updates, desc=label, unit="update") as bar:
+        with (
+            running(arguments, log, args.seed, shared=args.shared) as process,
+            tqdm(total=args.updates, desc=label, unit="update") as bar,
+        ):
             for update in follow(process, log, n_updates=args.updates, limit_s=args.limit):
                 updates.append(update)
                 bar.update()
@@ -315,6 +285,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1, help="runs of each way and setting (default 1)")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    parser.add_argument("--shared", action="store_true", help="engine and training share all cores")
     parser.add_argument("--seed", type=int, default=0, help="seed of the tool's waits")
     parser.add_argument(
         "--limit", type=float, default=300.0, help="seconds without an update that end a run as failed"

@@ -15,6 +15,7 @@ import pytest
 import openrlhf
 from bench import slow_calculator_agent as agent
 from bench import step_time
+from bench.processes import running
 from bench.step_time import Update
 from pace.config import PaceConfig, flag
 from pace.metrics import metric_keys
@@ -150,7 +151,7 @@ def script(*lines: str, code: int = 0, sleep: float = 0.0) -> list[str]:
 
 def test_a_run_is_stopped_after_its_last_update(tmp_path):
     log = tmp_path / "run.log"
-    with step_time.running(script(*map(line, (1, 2, 3)), sleep=60), log, seed=0) as process:
+    with running(script(*map(line, (1, 2, 3)), sleep=60), log, seed=0) as process:
         found = list(step_time.follow(process, log, n_updates=2, limit_s=30))
     assert [update.step for update in found] == [1, 2]
     assert isinstance(process, subprocess.Popen) and process.poll() is not None
@@ -165,7 +166,7 @@ def test_a_run_is_stopped_after_its_last_update(tmp_path):
 )
 def test_a_run_that_ends_or_stands_still_has_failed(tmp_path, arguments, limit, why):
     log = tmp_path / "run.log"
-    with step_time.running(arguments, log, seed=0) as process, pytest.raises(step_time.Failed, match=why):
+    with running(arguments, log, seed=0) as process, pytest.raises(step_time.Failed, match=why):
         list(step_time.follow(process, log, n_updates=2, limit_s=limit))
 
 
@@ -199,7 +200,7 @@ def test_the_tools_waits_are_seeded_and_heavy_tailed():
     again = agent.waits("0", 3)
     assert [agent.wait_s(again) for _ in range(2000)] == first
     assert agent.wait_s(agent.waits("0", 4)) != first[0]
-    assert min(first) >= agent.SMALLEST_S and max(first) == agent.LARGEST_S
+    assert min(first) >= agent.SMALLEST_S and max(first) <= agent.LARGEST_S and max(first) > 100 * min(first)
     assert statistics.median(first) < statistics.mean(first) / 1.5
 
 
