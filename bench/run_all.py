@@ -40,6 +40,7 @@ BENCHMARKS = {
     "engine_start": Benchmark(("--rounds", "1")),
     "claims_simulated": Benchmark(page="evidence.md"),
     "step_time": Benchmark(("--updates", "12")),
+    "claims_learnt": Benchmark(page="evidence.md", hours=True),
     "trace_budget": Benchmark(page="evidence.md", hours=True),
 }
 

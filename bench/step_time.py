@@ -220,18 +220,18 @@ class Failed(RuntimeError):
     """A run that ended or stood still before its last update; the message has the end of its log."""
 
 
-def command(setting: str, way: str, folder: Path, *, n_updates: int, material: Any) -> list[str]:
-    """The command line of a run: half of the groups may be rejected, and a pool be full in the end."""
+def command(setting: str, way: Sequence[str], folder: Path, *, n_updates: int, material: Any) -> list[str]:
+    """The command line of a run with the flags `way`; half of its groups may be rejected, a pool be full in the end."""
     data, flags = SETTINGS[setting]
     rows = (material.model.parent / data).read_text().count("\n") // BATCH * BATCH  # no short batch between episodes
     episodes = math.ceil((2 * n_updates + 12) * BATCH / rows)
     files = ("--ckpt.output_dir", f"{folder / 'model'}", "--ckpt.path", f"{folder / 'checkpoints'}")
-    log = ("--pace.log_dir", f"{folder}") if "--pace.enable" in WAYS[way] else ()
+    log = ("--pace.log_dir", f"{folder}") if "--pace.enable" in way else ()
     source = ("--actor.model_name_or_path", f"{material.model}")
     prompts = ("--data.prompt_dataset", f"{material.model.parent / data}", "--data.max_samples", f"{rows}")
     passes = ("--train.num_episodes", f"{episodes}")
     program = [sys.executable, "-m", "openrlhf.cli.train_ppo_ray"]
-    return [*program, *source, *FLAGS, *prompts, *passes, *flags, *files, *WAYS[way], *log]
+    return [*program, *source, *FLAGS, *prompts, *passes, *flags, *files, *way, *log]
 
 
 def follow(process: subprocess.Popen[bytes], log: Path, *, n_updates: int, limit_s: float) -> Iterator[Update]:
@@ -261,7 +261,7 @@ def measure(setting: str, way: str, args: argparse.Namespace, material: Any, lab
     """One run. Raises Failed."""
     with tempfile.TemporaryDirectory(prefix="step-time-") as name:
         folder = Path(name)
-        arguments = command(setting, way, folder, n_updates=args.updates, material=material)
+        arguments = command(setting, WAYS[way], folder, n_updates=args.updates, material=material)
         updates: list[Update] = []
         log = folder / "run.log"
         with (

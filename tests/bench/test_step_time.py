@@ -133,7 +133,7 @@ def material(tmp_path):
 @pytest.mark.parametrize("setting", step_time.SETTINGS)
 @pytest.mark.parametrize("way", step_time.WAYS)
 def test_every_flag_exists_and_prompts_suffice(tmp_path, material, setting, way):
-    arguments = step_time.command(setting, way, tmp_path, n_updates=14, material=material)
+    arguments = step_time.command(setting, step_time.WAYS[way], tmp_path, n_updates=14, material=material)
     upstream = (openrlhf.UPSTREAM / "cli" / "train_ppo_ray.py").read_text().replace("{prefix}", "actor")
     known = {*re.findall(r"(--[a-z][\w.]+)", upstream), *(flag(field.name) for field in fields(PaceConfig))}
     assert {argument for argument in arguments if argument.startswith("--")} <= known

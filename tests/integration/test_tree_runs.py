@@ -23,7 +23,9 @@ def test_trees_go_through_the_pool_and_a_killed_run_goes_on(start, tmp_path):
     assert (tmp_path / "checkpoints" / "_pool" / "global_step2" / "predictor.pt").is_file()
     second = start("train_trace_tree.sh", *flags, "--ckpt.load_enable", MAX_SAMPLES="160").finish()
     assert second.code == 0, second.tail()
-    lines, end = steps(log), run_log.read(log / run_log.NAME)[-1]
+    lines, everything = steps(log), run_log.read(log / run_log.NAME)
+    end, settings = everything[-1], [line["trace"] for line in everything if line["kind"] == "settings"]
+    assert len(settings) == 2 and settings[0] == settings[1] and settings[0]["candidates"] == 32
     assert all(map(closes, [*lines, end]))
     columns = account(end, "groups")
     assert columns["trained"] + columns["skipped"] == 160 and columns["failed"] == 0

@@ -105,6 +105,10 @@ class TrainingActor(BasePPOTrainer):
             self.weight_sync.start(own_weights=version == 0)
         return version
 
+    def _more_settings(self) -> dict[str, Any]:
+        """What else the log's settings line says."""
+        return {}
+
     def fit(self, global_step: int = 0) -> None:
         """Trains until the pool says that nothing more will come."""
         log = RunLog(self.config.log_dir or self.args.ckpt.path)
@@ -114,6 +118,7 @@ class TrainingActor(BasePPOTrainer):
             start_step=global_step,
             n_prompts=len(self.tasks),
             n_samples=self.args.rollout.n_samples_per_prompt,
+            **self._more_settings(),
         )
         with tqdm(total=self.max_steps, initial=global_step, desc="updates", unit="step") as bar:
             began = time.monotonic()

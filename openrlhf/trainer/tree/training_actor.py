@@ -6,6 +6,7 @@ predictor learns from the batch while the policy does, once a step, and is in no
 In: draws of the pool whose groups are trees. Out: as `TrainingActor`, and `trace/...` metrics. Source: trace.md 5-8.
 """
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -48,6 +49,9 @@ class TreeTrainingActor(TrainingActor):
         self.max_steps = max(1, self.max_steps * args.rollout.batch_size // n_candidates)
         self._learning: Any = None
         self._trees: list[GrownTree] = []
+
+    def _more_settings(self) -> dict[str, Any]:
+        return {"trace": dataclasses.asdict(self.trace)}
 
     def _samples(self, draw: PoolDraw, groups: list[list[dict[str, Any]]]) -> list[Experience]:
         self._trees = [

@@ -1,0 +1,235 @@
+"""The paper's claims about learning, on the small model: held or not, with numbers.
+
+    python bench/claims_learnt.py [--updates N] [--seeds S ...] [--ways sync async ...] [--json FILE]
+
+Every run is as those of bench/step_time.py in its `uniform` setting: arithmetic, batches of 16 prompts with 16
+rollouts, the engine on a core of its own, where rollouts outrun training. Only the flags of its way and the seed
+differ; all ways of one seed run in turn. sync, async and unfiltered are what they are there; stale-k evicts what is
+more than k versions old and rejects nothing else; m2po is unfiltered with that loss; gamma-g is PACE with effective
+ranking; generation ranks by generation lag alone.
+
+Reward is the mean of a batch, smoothed over SMOOTH updates; early is the mean over the first third of the updates.
+Time counts from the first update of a run. A claim is judged for each seed on its own and held if it is for all of
+them; the thresholds were fixed before the first run on these seeds. A claim whose ways were not all run is left out.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.processes import running  # noqa: E402
+from bench.step_time import ASYNC, POOL, Update, command, follow  # noqa: E402
+from pace.table import aligned  # noqa: E402
+
+UNFILTERED = (*POOL, "--pace.max_reject_rate", "0", "--pace.rank", "raw")
+GAMMAS, STALE = (1, 2, 4), (1, 4, 8)
+WAYS: dict[str, tuple[str, ...]] = {
+    "sync": (),
+    "async": ASYNC,
+    "unfiltered": (*UNFILTERED, "--pace.k_max", "-1"),
+    **{f"stale-{k}": (*UNFILTERED, "--pace.k_max", f"{k}") for k in STALE},
+    "m2po": (*UNFILTERED, "--pace.k_max", "-1", "--pace.loss", "m2po"),
+    "pace-raw": (*POOL, "--pace.rank", "raw"),
+    **{f"gamma-{g}": (*POOL, "--pace.rank", "effective", "--pace.gamma", f"{g}") for g in GAMMAS},
+    "generation": (*POOL, "--pace.rank", "generation"),
+}
+PACE = "gamma-4"
+SMOOTH = 5
+LIMIT_S = 300.0
+LAGS = ("pool", "gen", "effective", "total")
+
+Runs = Mapping[str, dict[str, Any]]  # by way: at (seconds of every update), reward, lags
+Numbers = dict[str, float]
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Trailing means over up to SMOOTH values."""
+    return [statistics.fmean(values[max(0, i + 1 - SMOOTH) : i + 1]) for i in range(len(values))]
+
+
+def early(run: Mapping[str, Any]) -> float:
+    """Mean reward of the first third of the updates."""
+    rewards = run["reward"]
+    return statistics.fmean(rewards[: max(1, len(rewards) // 3)])
+
+
+def best(run: Mapping[str, Any]) -> float:
+    """The highest smoothed reward."""
+    return max(smoothed(run["reward"]))
+
+
+def reached(run: Mapping[str, Any], reward: float) -> float:
+    """Seconds until the smoothed reward is that high; infinite if it never is."""
+    steps = zip(run["at"], smoothed(run["reward"]), strict=True)
+    return next((at for at, value in steps if value >= reward), float("inf"))
+
+
+def stale_k(runs: Runs) -> tuple[bool, Numbers]:
+    found = {f"early reward, k={k}": early(runs[f"stale-{k}"]) for k in STALE}
+    values = list(found.values())
+    return all(low >= high for low, high in zip(values, values[1:], strict=False)), found
+
+
+def staleness(runs: Runs) -> tuple[bool, Numbers]:
+    found = {f"{part}, {way}": runs[way]["lags"][part] for part in LAGS[:3] for way in ("unfiltered", PACE)}
+    lower = all(found[f"{part}, {PACE}"] < found[f"{part}, unfiltered"] / 2 for part in ("pool", "effective"))
+    return lower and found[f"gen, {PACE}"] > 0.9 * found["gen, unfiltered"], found
+
+
+def time_to_best(runs: Runs) -> tuple[bool, Numbers]:
+    wanted = best(runs["unfiltered"])
+    times = {way: reached(runs[way], wanted) for way in ("unfiltered", PACE)}
+    share = times[PACE] / times["unfiltered"] if times["unfiltered"] else float("inf")
+    return share <= 0.82, {"best reward, unfiltered": wanted, "share of unfiltered's time": share}
+
+
+def peak(runs: Runs) -> tuple[bool, Numbers]:
+    ways = [way for way in ("sync", "async", "unfiltered", "m2po", "pace-raw", "generation", PACE) if way in runs]
+    found = {f"peak, {way}": best(runs[way]) for way in ways}
+    return found[f"peak, {PACE}"] >= max(found[f"peak, {way}"] for way in ways if way != "sync"), found
+
+
+def gammas(runs: Runs) -> tuple[bool, Numbers]:
+    found = {f"mean reward, gamma={g}": statistics.fmean(runs[f"gamma-{g}"]["reward"]) for g in GAMMAS}
+    return max(found.values()) - min(found.values()) <= 0.05, found
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed, where, of which ways, and how one seed's runs are judged: whether it holds, and the numbers."""
+
+    text: str
+    source: str
+    ways: tuple[str, ...]
+    judge: Callable[[Runs], tuple[bool, Numbers]]
+
+
+CLAIMS = (
+    Claim("a larger k slows early learning", "Stale-k", tuple(f"stale-{k}" for k in STALE), stale_k),
+    Claim(
+        "PACE halves waiting and effective staleness and leaves generation staleness (within 10 %)",
+        "figure 7; factors ours",
+        ("unfiltered", PACE),
+        staleness,
+    ),
+    Claim(
+        "PACE takes at most 0.82 of unfiltered's time to its best reward", "text", ("unfiltered", PACE), time_to_best
+    ),
+    Claim("PACE's peak reward is the highest of the asynchronous ways", "table", ("async", "unfiltered", PACE), peak),
+    Claim(
+        "gamma 1, 2, 4 are alike (mean rewards within 0.05)", "appendix", tuple(f"gamma-{g}" for g in GAMMAS), gammas
+    ),
+)
+
+
+def curve(updates: Sequence[Update], log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is kept of a run. Raises ValueError when a line lacks the reward."""
+    rewards = [update.metrics.get("rollout/reward_mean") for update in updates]
+    if None in rewards:
+        raise ValueError(f"no reward at update {updates[rewards.index(None)].step}")
+    lags = {part: [entry.get(f"pace/staleness/{part}/mean") for entry in log] for part in LAGS}
+    means = {part: [value for value in values if value is not None] for part, values in lags.items()}
+    return {
+        "at": [update.at - updates[0].at for update in updates],
+        "reward": rewards,
+        "lags": {part: statistics.fmean(values) if values else None for part, values in means.items()},
+    }
+
+
+def measure(way: str, seed: int, args: argparse.Namespace, material: Any) -> dict[str, Any]:
+    """One run. Raises step_time.Failed."""
+    with tempfile.TemporaryDirectory(prefix="claims-") as name:
+        folder, log = Path(name), Path(name) / "run.log"
+        flags = (*WAYS[way], "--train.seed", f"{seed}")
+        arguments = command("uniform", flags, folder, n_updates=args.updates, material=material)
+        with running(arguments, log, seed, shared=args.shared) as process:
+            updates = list(follow(process, log, n_updates=args.updates, limit_s=LIMIT_S))
+        decisions = folder / "pace.jsonl"
+        lines = [json.loads(line) for line in decisions.read_text().splitlines()] if decisions.exists() else []
+        return curve(updates, [line["metrics"] for line in lines if line["kind"] == "step"][: args.updates])
+
+
+def judge(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
+    """Every claim over the seeds that have all of its ways: held or not, by seed, and its numbers by seed."""
+    verdicts = []
+    for claim in CLAIMS:
+        found = {seed: claim.judge(ways) for seed, ways in runs.items() if set(claim.ways) <= ways.keys()}
+        if found:
+            numbers: dict[str, list[float]] = {}
+            for _, values in found.values():
+                for key, value in values.items():
+                    numbers.setdefault(key, []).append(value)
+            by_seed = {seed: held for seed, (held, _) in found.items()}
+            verdict = {"claim": claim.text, "source": claim.source, "held": all(by_seed.values()), "by_seed": by_seed}
+            verdicts.append(verdict | {"numbers": numbers})
+    return verdicts
+
+
+def report(result: Mapping[str, Any]) -> str:
+    """Verdicts, and the rewards and speeds of all ways: means, and the range over seeds."""
+    lines = [f"{result['arguments']['updates']} updates, seeds {', '.join(result['runs'])}"]
+    for verdict in judge(result["runs"]):
+        n_held, n = sum(verdict["by_seed"].values()), len(verdict["by_seed"])
+        state = "held" if verdict["held"] else "NOT HELD"
+        lines.append(f"{state} ({n_held} of {n} seeds): {verdict['claim']} [{verdict['source']}]")
+        lines.append(aligned([[f"    {name}", *_spread(values)] for name, values in verdict["numbers"].items()]))
+    rows = [["", "mean reward", "range", "peak", "range", "s an update", "range"]]
+    for way in WAYS:
+        runs = [ways[way] for ways in result["runs"].values() if way in ways]
+        if runs:
+            means = [statistics.fmean(run["reward"]) for run in runs]
+            pace = [run["at"][-1] / (len(run["at"]) - 1) for run in runs]
+            rows.append([way, *_spread(means), *_spread([best(run) for run in runs]), *_spread(pace)])
+    return "\n".join([*lines, "", aligned(rows)])
+
+
+def _spread(values: Sequence[float]) -> tuple[str, str]:
+    return f"{statistics.fmean(values):.3f}", f"{min(values):.3f} to {max(values):.3f}"
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--updates", type=int, default=40, help="updates of each run (default %(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13], help="seeds (default 11 12 13)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="ways (default all)")
+    parser.add_argument("--shared", action="store_true", help="engine and training share all cores")
+    parser.add_argument("--json", type=Path, help="file for all numbers, written after every run")
+    args = parser.parse_args(argv)
+    if args.updates < 2 * SMOOTH:
+        parser.error(f"--updates must be at least {2 * SMOOTH}, got {args.updates}: leave it out")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs everything and prints the verdicts; a claim that does not hold is a result, not an error."""
+    args = parse(argv)
+    from examples.tiny import build
+
+    material = build.build(report=lambda text: print(f"small model: {text}", flush=True))
+    given = {name: value for name, value in vars(args).items() if name != "json"}
+    result: dict[str, Any] = {"arguments": given, "machine": {"cpus": os.cpu_count(), "machine": platform.machine()}}
+    result["runs"] = {f"{seed}": {} for seed in args.seeds}
+    for seed, way in tqdm([(seed, way) for seed in args.seeds for way in args.ways], unit="run"):
+        result["runs"][f"{seed}"][way] = measure(way, seed, args, material)
+        if args.json:
+            args.json.write_text(json.dumps(result, indent=1))
+    print(report(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
