@@ -221,7 +221,7 @@ class Failed(RuntimeError):
 
 
 def command(setting: str, way: Sequence[str], folder: Path, *, n_updates: int, material: Any) -> list[str]:
-    """The command line of a run with the flags `way`; half of its groups may be rejected, a pool be full in the end."""
+    """The command line of a run with the flags `way`; half its groups may be rejected, a pool be full in the end."""
     data, flags = SETTINGS[setting]
     rows = (material.model.parent / data).read_text().count("\n") // BATCH * BATCH  # no short batch between episodes
     episodes = math.ceil((2 * n_updates + 12) * BATCH / rows)
