@@ -31,9 +31,9 @@ def test_a_reward_function_that_raises(start, tmp_path):
 
 
 def test_killed_engine_ends_the_run(start):
-    """Of a multi-turn run, after its second update. Upstream's weight sync would wait for ever in its broadcast."""
-    run = start("train_ppo_ray_agent_async.sh")
-    run.wait_for("Global step 2:")
+    """Of a multi-turn run, after its first update. Upstream's weight sync would wait for ever in its broadcast."""
+    run = start("train_ppo_ray_agent_async.sh", *ONE_RANK)
+    run.wait_for("Global step 1:")
     engine = next(pid for pid in run.pids() if is_engine(pid))
     os.kill(engine, signal.SIGKILL)
     killed = time.monotonic()

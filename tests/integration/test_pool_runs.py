@@ -89,7 +89,7 @@ def test_every_actor_may_die_once(start, tmp_path):
     """Pool, rollout manager, the actor of one of two engines, and an engine that hangs in a weight sync and is then
     killed. Every prompt is trained once."""
     log = ("--pace.log_dir", str(tmp_path / "log"), "--ckpt.path", str(tmp_path / "checkpoints"))
-    size = ("--data.max_samples", "256", "--vllm.num_engines", "2")
+    size = ("--data.max_samples", "192", "--vllm.num_engines", "2")
     run = start("quickstart_cpu.sh", *POOL, *ALL_TRAINED, *log, *size)
     run.wait_for("Global step 1:")
     for step, name in enumerate(("TrajectoryPoolActor", "RolloutManagerActor", "RolloutRayActor"), start=2):
@@ -106,11 +106,11 @@ def test_every_actor_may_die_once(start, tmp_path):
     assert done.code == 0, done.tail()
     assert "has died" in done.output[said:], "the run went on as if nothing had been"
     lines = steps(tmp_path / "log")
-    assert [line["step"] for line in lines] == list(range(1, 17))
+    assert [line["step"] for line in lines] == list(range(1, 13))
     counts = trained_prompts(lines)
-    assert len(counts) == 256 and set(counts.values()) == {1}
+    assert len(counts) == 192 and set(counts.values()) == {1}
     assert all(map(closes, lines)), lines[-1]
-    assert account(lines[-1], "groups")["trained"] == 256
+    assert account(lines[-1], "groups")["trained"] == 192
 
 
 def test_a_killed_run_goes_on_where_its_checkpoint_stands(start, tmp_path):
@@ -211,7 +211,7 @@ def test_rewards_that_raise_hang_or_are_nan_cost_their_groups_only(start, tmp_pa
     path = tmp_path / "reward.py"
     path.write_text(REWARD)
     log = tmp_path / "log"
-    limits = ("--pace.trajectory_timeout_s", "20", "--pace.max_retries", "1", "--pace.log_dir", str(log))
+    limits = ("--pace.trajectory_timeout_s", "10", "--pace.max_retries", "1", "--pace.log_dir", str(log))
     flags = (*POOL, *ALL_TRAINED, *limits, "--data.max_samples", "64", "--reward.remote_url", str(path))
     began = time.monotonic()
     done = start(
@@ -220,7 +220,7 @@ def test_rewards_that_raise_hang_or_are_nan_cost_their_groups_only(start, tmp_pa
     assert done.code == 0, done.tail()
     assert time.monotonic() - began < 300
     assert "reward_func raised KeyError: 'no such column'" in done.output
-    assert "took longer than 20 s (--pace.trajectory_timeout_s)" in done.output
+    assert "took longer than 10 s (--pace.trajectory_timeout_s)" in done.output
     end = run_log.read(log / run_log.NAME)[-1]
     columns = account(end, "groups")
     assert 64 == columns["trained"] + columns["failed"] and 0 < columns["failed"] < 40 and closes(end)
