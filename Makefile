@@ -13,11 +13,11 @@ quickstart: $(VENV)/.run
 	$(BIN)/python -m examples.tiny.quickstart
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -q -m "not ray and not gpu" $(PARALLEL) --durations 40
-	$(BIN)/python -m pytest -q -m "ray and not gpu" --durations 30 # a run fills two cores
+	$(BIN)/python -m pytest -q -m "not run and not gpu" $(PARALLEL) --durations 30
+	$(BIN)/python -m pytest -q -m "run and not gpu" --durations 20 # one at a time: a run fills two cores
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu" $(PARALLEL)
+	$(BIN)/python -m pytest -q -m "not slow and not run and not gpu" $(PARALLEL)
 
 bench: $(VENV)/.run
 	$(BIN)/python bench/run_all.py

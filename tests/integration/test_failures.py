@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
 ONE_RANK = ("--actor.num_gpus_per_node", "1")
 ONE_REFERENCE_RANK = ("--ref.num_gpus_per_node", "1")

@@ -17,7 +17,7 @@ from pace.budget import RejectionBudget
 from pace.selection import replay
 from pace.state import unpack_draw
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
 POOL = ("--pace.enable", "--actor.num_gpus_per_node", "1")
 ALL_TRAINED = ("--pace.admission", "none", "--pace.max_reject_rate", "0", "--pace.k_max", "-1")
@@ -136,28 +136,17 @@ def test_a_killed_run_goes_on_where_its_checkpoint_stands(start, tmp_path):
     assert saved == {path.name for path in (tmp_path / "checkpoints" / "_actor").iterdir() if path.is_dir()}
 
 
-def test_decisions_replay_from_the_log_and_strict_has_no_lag(start, material, tmp_path):
-    """One run with rejection, short batches at the end and every logger; one that is synchronous through the same
-    code, with dynamic filtering."""
-    free, strict = tmp_path / "free", tmp_path / "strict"
-    flags = ("--rollout.micro_batch_size", "16")
+def test_decisions_replay_from_the_log(start, material, tmp_path):
+    """A run with rejection, dynamic filtering, short batches at the end and every logger."""
+    log = tmp_path / "log"
     evaluating = ("--eval.dataset", str(material.eval), "--eval.steps", "3", "--eval.n_samples_per_prompt", "1")
     rejecting = ("--pace.admission", "none", "--pace.loss", "m2po", "--pace.ess_step_size", *evaluating)
-    rejecting += ("--data.max_samples", "160", "--logger.wandb.key", "0" * 40)
-    filtering = (
-        "--data.max_samples",
-        "96",
-        "--pace.strict",
-        "--pace.admission_eta",
-        "0",
-        "--algo.dynamic_filtering_enable",
-    )
-    for folder, more in ((free, rejecting), (strict, filtering)):
-        run = start("quickstart_cpu.sh", *POOL, *flags, "--pace.log_dir", str(folder), *more, WANDB_MODE="offline")
-        done = run.finish()
-        assert done.code == 0, done.tail()
+    rejecting += ("--algo.dynamic_filtering_enable", "--rollout.micro_batch_size", "16", "--data.max_samples", "160")
+    logging = ("--pace.log_dir", str(log), "--logger.wandb.key", "0" * 40)
+    done = start("quickstart_cpu.sh", *POOL, *rejecting, *logging, WANDB_MODE="offline").finish()
+    assert done.code == 0, done.tail()
     budget = RejectionBudget(batch_groups=16)
-    lines = steps(free)
+    lines = steps(log)
     for line in lines:
         assert replay(unpack_draw(line["draw"]), budget=budget, cap=StaleCap(8)) == []
         assert closes(line)
@@ -166,10 +155,22 @@ def test_decisions_replay_from_the_log_and_strict_has_no_lag(start, material, tm
     first = tampered["decisions"][0]
     first["outcome"] = "kept" if first["outcome"] == "rejected" else "rejected"
     assert replay(unpack_draw(tampered), budget=budget, cap=StaleCap(8))
-    check_loggers(free, tmp_path / "run0")
-    assert {line["metrics"]["pace/staleness/total/max"] for line in steps(strict)} == {0.0}
-    columns = account(run_log.read(strict / run_log.NAME)[-1], "groups")
-    assert columns["trained"] + columns["filtered"] == 96 and columns["filtered"] > 0
+    check_loggers(log, tmp_path / "run0")
+    columns = account(run_log.read(log / run_log.NAME)[-1], "groups")
+    ends = ("trained", "rejected", "evicted", "filtered")
+    assert sum(columns[name] for name in ends) == 160 and columns["filtered"] > 0 and columns["rejected"] > 0
+
+
+def test_strict_has_no_lag_and_ctrl_c_leaves_nothing(start, tmp_path):
+    """Synchronous through the same code, until the user has seen enough."""
+    strict = ("--pace.strict", "--pace.admission_eta", "0", "--pace.log_dir", str(tmp_path / "log"))
+    run = start("quickstart_cpu.sh", *POOL, *strict)
+    run.wait_for("Global step 3:")
+    run.process.send_signal(signal.SIGINT)
+    done = run.finish(limit=30)
+    assert done.code == 130, done.tail()
+    lines = steps(tmp_path / "log")
+    assert len(lines) >= 3 and {line["metrics"]["pace/staleness/total/max"] for line in lines} == {0.0}
 
 
 def check_loggers(log: Path, run: Path) -> None:

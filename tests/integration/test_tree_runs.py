@@ -6,7 +6,7 @@ from openrlhf.trainer.fully_async import run_log
 
 from .test_pool_runs import account, closes, steps, trained_prompts
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
 
 def test_trees_go_through_the_pool_and_a_killed_run_goes_on(start, tmp_path):

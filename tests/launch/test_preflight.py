@@ -175,7 +175,6 @@ def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_a_healthy_cluster(short_folder: Path) -> None:
     with ray_head(short_folder, free_ports(1)[0]) as (address, dashboard):
@@ -185,7 +184,6 @@ def test_a_healthy_cluster(short_folder: Path) -> None:
             assert state.totals() == {"CPU": 4.0, "GPU": 2.0}
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_a_cluster_without_job_agent(short_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ray 2.55 goes on without its agent when its port is taken, and every job submission then fails."""

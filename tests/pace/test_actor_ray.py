@@ -15,7 +15,7 @@ from pace.config import PaceConfig
 from pace.types import RejectReason
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PATIENCE = 90.0  # seconds for a restart on a busy machine
 
