@@ -19,7 +19,7 @@ os.environ.setdefault("OPENRLHF_CPU_KV_CACHE_MIB", "512")  # for prompts of five
 import openrlhf  # noqa: E402, F401  (the CPU platform comes before vLLM)
 
 TASKS = {"math": 512, "search": 512, "bfcl": 7168}  # tokens of an episode; functions are described at length
-TURN = 24  # tokens of a turn: about five a second
+TURN = 12  # tokens of a turn: about five a second
 
 
 def agent(task: str) -> str:
