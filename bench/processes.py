@@ -17,6 +17,7 @@ STOP_S = 30.0  # a stopped run may take to end, and its Ray after it
 MARK = "BENCH_RUN"
 ENGINE = re.compile(rb"EngineCore|RolloutRayActor")  # in the command lines of what makes rollouts
 PIN_S = 1.0
+BEGUN = b"Global step 1:"  # until then a run may use all cores: it only starts
 
 
 def _marked(mark: str) -> list[Path]:
@@ -39,13 +40,14 @@ def pin(mark: str, cores: Sequence[int]) -> None:
 
 
 @contextlib.contextmanager
-def pinned(mark: str, *, shared: bool) -> Iterator[None]:
-    """Keeps a run's processes where they belong, also those that start later."""
+def pinned(mark: str, log: Path, *, shared: bool) -> Iterator[None]:
+    """Keeps a run's processes where they belong after its first update, also those that start later."""
     cores, over = sorted(os.sched_getaffinity(0)), threading.Event()
 
     def keep() -> None:
         while not over.wait(PIN_S):
-            pin(mark, cores)
+            if BEGUN in log.read_bytes():
+                pin(mark, cores)
 
     keeper = threading.Thread(target=keep, daemon=True)
     if not shared and len(cores) > 1:
@@ -72,7 +74,7 @@ def running(
             arguments, env=os.environ | environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            with pinned(mark, shared=shared):
+            with pinned(mark, log, shared=shared):
                 yield process
         finally:
             for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):

@@ -21,6 +21,7 @@ with open(FILE, "a") as file:
 """
 PROGRAM = f"""
 import subprocess, sys
+print("Global step 1:", flush=True)
 subprocess.Popen([sys.executable, "-c", {SAY.replace("FILE", "sys.argv[1]")!r}, sys.argv[1], "Engine" + "Core"])
 {SAY.replace("FILE", "sys.argv[2]")}
 """

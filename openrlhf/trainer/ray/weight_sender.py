@@ -25,6 +25,7 @@ from openrlhf.trainer.ray.weight_transfer import SHARED_MEMORY, transfer_backend
 SHM_FOLDER = Path("/dev/shm")
 PREFIX = "orlhf-weights-"
 ALIGNMENT = 64  # bytes; tensors of any type may start there
+Place = tuple[str, str, list[int], int]  # name, type, shape and offset in bytes of a tensor in its file
 
 
 class WeightSender(Protocol):
@@ -67,6 +68,7 @@ class ShmSender:
         self._parent = folder
         self._folder: Path | None = None
         self._infos: list[dict[str, Any]] = []
+        self._contents: list[torch.Tensor] = []  # the files, mapped once: a new mapping costs a fault for every page
 
     def connect(self, *, n_engines: int, engine_size: int) -> list[dict[str, Any]]:
         """See `WeightSender`."""
@@ -79,7 +81,7 @@ class ShmSender:
             self._open()
         for i, bucket in enumerate(self._source.buckets(wanted=wanted)):
             if wanted:
-                _write(self._infos[i], bucket)
+                _write(self._contents[i], self._infos[i]["tensors"], bucket)
 
     def update_infos(self) -> list[dict[str, Any]]:
         """See `WeightSender`."""
@@ -92,7 +94,7 @@ class ShmSender:
         """Removes the files."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder, self._infos = None, []
+        self._folder, self._infos, self._contents = None, [], []
 
     def _open(self) -> None:
         _remove_abandoned(self._parent)
@@ -109,11 +111,15 @@ class ShmSender:
             {"path": str(self._folder / str(i)), "size": size, "tensors": tensors}
             for i, (size, tensors) in enumerate(layouts)
         ]
+        self._contents = [
+            torch.from_file(info["path"], shared=True, size=info["size"], dtype=torch.uint8) for info in self._infos
+        ]
 
 
-def _layout(bucket: list[NamedTensor]) -> tuple[int, list[tuple[str, str, list[int], int]]]:
+def _layout(bucket: list[NamedTensor]) -> tuple[int, list[Place]]:
     """Size of a bucket's file, and where each tensor lies in it."""
-    tensors, end = [], 0
+    tensors: list[Place] = []
+    end = 0
     for name, tensor in bucket:
         start = -(-end // ALIGNMENT) * ALIGNMENT
         tensors.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start))
@@ -121,9 +127,8 @@ def _layout(bucket: list[NamedTensor]) -> tuple[int, list[tuple[str, str, list[i
     return end, tensors
 
 
-def _write(info: dict[str, Any], bucket: list[NamedTensor]) -> None:
-    content = torch.from_file(info["path"], shared=True, size=info["size"], dtype=torch.uint8)
-    for (_, tensor), (_, _, _, start) in zip(bucket, info["tensors"], strict=True):
+def _write(content: torch.Tensor, places: list[Place], bucket: list[NamedTensor]) -> None:
+    for (_, tensor), (_, _, _, start) in zip(bucket, places, strict=True):
         n_bytes = tensor.numel() * tensor.element_size()
         content[start : start + n_bytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
