@@ -23,7 +23,10 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
     "--dump-dom",
 )
 PATIENCE_S = 60.0
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser found: none of {', '.join(NAMES)}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason=f"no browser found: none of {', '.join(NAMES)}"),
+]
 
 
 def opened(path: Path, profile: Path) -> tuple[str, list[str], float]:
