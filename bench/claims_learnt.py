@@ -30,19 +30,18 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench import step_time  # noqa: E402
 from bench.processes import running  # noqa: E402
-from bench.step_time import ASYNC, POOL, Update, command, follow  # noqa: E402
+from bench.step_time import POOL, Update, command, follow, logged_steps  # noqa: E402
 from pace.table import aligned  # noqa: E402
 
-UNFILTERED = (*POOL, "--pace.max_reject_rate", "0", "--pace.rank", "raw")
+UNFILTERED = step_time.WAYS["unfiltered"]
 GAMMAS, STALE = (1, 2, 4), (1, 4, 8)
 WAYS: dict[str, tuple[str, ...]] = {
-    "sync": (),
-    "async": ASYNC,
-    "unfiltered": (*UNFILTERED, "--pace.k_max", "-1"),
+    **{way: step_time.WAYS[way] for way in ("sync", "async", "unfiltered")},
     **{f"stale-{k}": (*UNFILTERED, "--pace.k_max", f"{k}") for k in STALE},
-    "m2po": (*UNFILTERED, "--pace.k_max", "-1", "--pace.loss", "m2po"),
-    "pace-raw": (*POOL, "--pace.rank", "raw"),
+    "m2po": (*UNFILTERED, "--pace.loss", "m2po"),
+    "pace-raw": step_time.WAYS["pace-raw"],
     **{f"gamma-{g}": (*POOL, "--pace.rank", "effective", "--pace.gamma", f"{g}") for g in GAMMAS},
     "generation": (*POOL, "--pace.rank", "generation"),
 }
@@ -157,9 +156,7 @@ def measure(way: str, seed: int, args: argparse.Namespace, material: Any) -> dic
         arguments = command("uniform", flags, folder, n_updates=args.updates, material=material)
         with running(arguments, log, seed, shared=args.shared) as process:
             updates = list(follow(process, log, n_updates=args.updates, limit_s=LIMIT_S))
-        decisions = folder / "pace.jsonl"
-        lines = [json.loads(line) for line in decisions.read_text().splitlines()] if decisions.exists() else []
-        return curve(updates, [line["metrics"] for line in lines if line["kind"] == "step"][: args.updates])
+        return curve(updates, logged_steps(folder)[: args.updates])
 
 
 def judge(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:

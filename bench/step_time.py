@@ -257,6 +257,13 @@ def follow(process: subprocess.Popen[bytes], log: Path, *, n_updates: int, limit
         time.sleep(POLL_S)
 
 
+def logged_steps(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of every step in the pool's log; empty for a run without a pool."""
+    log = folder / "pace.jsonl"
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [entry["metrics"] for entry in map(json.loads, lines) if entry["kind"] == "step"]
+
+
 def measure(setting: str, way: str, args: argparse.Namespace, material: Any, label: str) -> dict[str, Any]:
     """One run. Raises Failed."""
     with tempfile.TemporaryDirectory(prefix="step-time-") as name:
@@ -271,10 +278,7 @@ def measure(setting: str, way: str, args: argparse.Namespace, material: Any, lab
             for update in follow(process, log, n_updates=args.updates, limit_s=args.limit):
                 updates.append(update)
                 bar.update()
-        decisions = folder / "pace.jsonl"
-        lines = decisions.read_text().splitlines() if decisions.exists() else []
-        entries = [entry["metrics"] for entry in map(json.loads, lines) if entry["kind"] == "step"]
-        found = numbers(updates, entries, args.drop)
+        found = numbers(updates, logged_steps(folder), args.drop)
         return {"setting": setting, "way": way, "numbers": found, "at": [update.at for update in updates]}
 
 
