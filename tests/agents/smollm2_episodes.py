@@ -14,11 +14,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("OPENRLHF_CPU_KV_CACHE_MIB", "512")  # for prompts of five thousand tokens
+os.environ.setdefault("OPENRLHF_CPU_KV_CACHE_MIB", "256")  # for prompts of two thousand tokens
 
 import openrlhf  # noqa: E402, F401  (the CPU platform comes before vLLM)
 
-TASKS = {"math": 512, "search": 512, "bfcl": 7168}  # tokens of an episode; functions are described at length
+TASKS = {"math": 512, "search": 512, "bfcl": 3072}  # tokens of an episode; functions are described at length
 TURN = 12  # tokens of a turn: about five a second
 
 
@@ -36,7 +36,7 @@ def rows(task: str, search: Path) -> list[dict[str, str]]:
         return math.problems(2, seed=0)
     from openrlhf.agents.bfcl_data import find
 
-    found = (find("multi_turn_base_49"), find("multi_turn_miss_func_49"))
+    found = (find("multi_turn_base_105"), find("multi_turn_miss_func_105"))  # few functions, so short prompts
     return [{"prompt": one.message(0), "label": json.dumps({"id": one.id})} for one in found]
 
 

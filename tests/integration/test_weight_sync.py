@@ -20,7 +20,7 @@ PATIENCE_S = 60.0  # more than an actor needs to start again on a busy machine
 class World:
     """Engines, policy and pool, and the sync between them."""
 
-    def __init__(self, folder: Path, n_engines: int, *, restarts: int = -1, **settings: Any) -> None:
+    def __init__(self, folder: Path, policy: Any, n_engines: int, *, restarts: int = -1, **settings: Any) -> None:
         from openrlhf.trainer.fully_async.weight_sync import WeightSync
         from tests.integration import fakes
 
@@ -28,7 +28,7 @@ class World:
         for plan in self.plans:
             plan.mkdir()
         self.engines = [fakes.FakeEngine.options(max_restarts=restarts).remote(str(plan)) for plan in self.plans]
-        self.policy, self.pool = fakes.FakePolicy.remote(), fakes.FakePool.remote()
+        self.policy, self.pool = policy, fakes.FakePool.remote()
         ray.get(self.policy.train.remote(0.0))
         self.sync = WeightSync(
             engines=self.engines,
@@ -72,16 +72,26 @@ class World:
 
     def close(self) -> None:
         self.sync.close()
-        for actor in (*self.engines, self.policy, self.pool):
+        for actor in (*self.engines, self.pool):
             ray.kill(actor)
 
 
+@pytest.fixture(scope="module")
+def policy(cluster: None) -> Iterator[Any]:
+    """One for all tests: it is slow to start, and a sync that has ended leaves nothing in it."""
+    from tests.integration import fakes
+
+    actor = fakes.FakePolicy.remote()
+    yield actor
+    ray.kill(actor)
+
+
 @pytest.fixture
-def world(cluster: None, tmp_path: Path) -> Iterator[Callable[..., World]]:
+def world(policy: Any, tmp_path: Path) -> Iterator[Callable[..., World]]:
     made: list[World] = []
 
     def make(n_engines: int, **settings: Any) -> World:
-        made.append(World(tmp_path, n_engines, **settings))
+        made.append(World(tmp_path, policy, n_engines, **settings))
         return made[-1]
 
     yield make
