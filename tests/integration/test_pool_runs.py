@@ -136,17 +136,52 @@ def test_a_killed_run_goes_on_where_its_checkpoint_stands(start, tmp_path):
     assert saved == {path.name for path in (tmp_path / "checkpoints" / "_actor").iterdir() if path.is_dir()}
 
 
+REWARD = """
+import time
+from examples.python import reward_func_math
+
+FAULTS = {faults!r}
+
+
+def reward_func(queries, prompts, labels, **kwargs):
+    fault = next((FAULTS[problem] for problem in FAULTS if problem in prompts[0]), None)
+    if fault == "raise":
+        raise KeyError("no such column")
+    if fault == "hang":
+        time.sleep(3600)
+    result = reward_func_math.reward_func(queries, prompts, labels, **kwargs)
+    return {{**result, "rewards": result["rewards"] * float("nan")}} if fault == "nan" else result
+"""
+
+
 def test_decisions_replay_from_the_log(start, material, tmp_path):
-    """A run with rejection, dynamic filtering, short batches at the end and every logger."""
-    log = tmp_path / "log"
+    """A run with rejection, dynamic filtering, short batches at the end, every logger, and rewards that raise, hang or
+    are NaN: each is tried again up to the cap, then its group has failed, is counted, and the run goes on."""
+    log, reward = tmp_path / "log", tmp_path / "reward.py"
+    rows = (material.model.parent / "train.jsonl").read_text().splitlines()[:160]
+    problems = [json.loads(row)["prompt"][0]["content"] for row in rows]
+    faults = dict(zip(problems[:6], ("raise", "hang", "nan") * 2, strict=True))
+    reward.write_text(REWARD.format(faults=faults))
     evaluating = ("--eval.dataset", str(material.eval), "--eval.steps", "3", "--eval.n_samples_per_prompt", "1")
     rejecting = ("--pace.admission", "none", "--pace.loss", "m2po", "--pace.ess_step_size", *evaluating)
     rejecting += ("--algo.dynamic_filtering_enable", "--rollout.micro_batch_size", "16", "--data.max_samples", "160")
+    limits = ("--reward.remote_url", str(reward), "--pace.trajectory_timeout_s", "20", "--pace.max_retries", "1")
     logging = ("--pace.log_dir", str(log), "--logger.wandb.key", "0" * 40)
-    done = start("quickstart_cpu.sh", *POOL, *rejecting, *logging, WANDB_MODE="offline").finish()
+    done = start("quickstart_cpu.sh", *POOL, *rejecting, *limits, *logging, WANDB_MODE="offline").finish()
     assert done.code == 0, done.tail()
+    assert "reward_func raised KeyError: 'no such column'" in done.output
+    assert "took longer than 20 s (--pace.trajectory_timeout_s)" in done.output
+    check_draws(steps(log))
+    check_loggers(log, tmp_path / "run0")
+    columns = account(run_log.read(log / run_log.NAME)[-1], "groups")
+    assert sum(columns[name] for name in ("trained", "rejected", "evicted", "filtered", "failed")) == 160
+    assert columns["failed"] == sum(problem in faults for problem in problems)
+    assert columns["filtered"] > 0 and columns["rejected"] > 0
+
+
+def check_draws(lines: list[dict]) -> None:
+    """Every draw can be repeated from the log, and one that was changed can't."""
     budget = RejectionBudget(batch_groups=16)
-    lines = steps(log)
     for line in lines:
         assert replay(unpack_draw(line["draw"]), budget=budget, cap=StaleCap(8)) == []
         assert closes(line)
@@ -155,10 +190,6 @@ def test_decisions_replay_from_the_log(start, material, tmp_path):
     first = tampered["decisions"][0]
     first["outcome"] = "kept" if first["outcome"] == "rejected" else "rejected"
     assert replay(unpack_draw(tampered), budget=budget, cap=StaleCap(8))
-    check_loggers(log, tmp_path / "run0")
-    columns = account(run_log.read(log / run_log.NAME)[-1], "groups")
-    ends = ("trained", "rejected", "evicted", "filtered")
-    assert sum(columns[name] for name in ends) == 160 and columns["filtered"] > 0 and columns["rejected"] > 0
 
 
 def test_strict_has_no_lag_and_ctrl_c_leaves_nothing(start, tmp_path):
@@ -189,39 +220,3 @@ def check_loggers(log: Path, run: Path) -> None:
         assert logged == pytest.approx([line["metrics"][key] for line in lines]), key
     (offline,) = run.glob("wandb/offline-run-*/*.wandb")
     assert b"pace/staleness/effective/mean" in offline.read_bytes()
-
-
-REWARD = """
-import time
-from examples.python import reward_func_math
-
-
-def reward_func(queries, prompts, labels, **kwargs):
-    choice = sum(map(ord, prompts[0])) % 8
-    if choice == 0:
-        raise KeyError("no such column")
-    if choice == 1:
-        time.sleep(3600)
-    result = reward_func_math.reward_func(queries, prompts, labels, **kwargs)
-    return {**result, "rewards": result["rewards"] * float("nan")} if choice == 2 else result
-"""
-
-
-def test_rewards_that_raise_hang_or_are_nan_cost_their_groups_only(start, tmp_path):
-    """Each is tried again up to the cap; then the group has failed, is counted, and the run goes on."""
-    path = tmp_path / "reward.py"
-    path.write_text(REWARD)
-    log = tmp_path / "log"
-    limits = ("--pace.trajectory_timeout_s", "10", "--pace.max_retries", "1", "--pace.log_dir", str(log))
-    flags = (*POOL, *ALL_TRAINED, *limits, "--data.max_samples", "64", "--reward.remote_url", str(path))
-    began = time.monotonic()
-    done = start(
-        "quickstart_cpu.sh", *flags, "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "64"
-    ).finish()
-    assert done.code == 0, done.tail()
-    assert time.monotonic() - began < 300
-    assert "reward_func raised KeyError: 'no such column'" in done.output
-    assert "took longer than 10 s (--pace.trajectory_timeout_s)" in done.output
-    end = run_log.read(log / run_log.NAME)[-1]
-    columns = account(end, "groups")
-    assert 64 == columns["trained"] + columns["failed"] and 0 < columns["failed"] < 40 and closes(end)
