@@ -8,7 +8,8 @@ given as many prompts as it looks at: those that choose get more candidates, whi
 
 The games are those of the tiny data set, among as many others that can't be won that they are `--beyond` of all: real
 data sets hold many problems that a model never solves, or always. What is beyond reach is written in the prompt (the
-target is more than 9 a call away), so a predictor can learn it from outcomes.
+target is more than 9 a call away), so a predictor can learn it from outcomes. The policy's learning rate is low enough
+that outcomes stay uncertain to the end: at the script's 3e-4 every game is soon always or never won, whoever chooses.
 
 Effective ratio: share of trained prompts with both outcomes (prompt), share of continued prefixes' leaves below mixed
 ones (anchor). All numbers are means over the updates after the first `--skip` and over the seeds; held-out is the mean
@@ -67,18 +68,30 @@ def write_games(source: Path, target: Path, *, beyond: float, seed: int = 0) -> 
     return len(winnable)
 
 
-def run(
-    allocation: str, *, updates: int, candidates: int, beyond: float, lr: float, seed: int, folder: Path
-) -> list[dict[str, Any]]:
+def run(allocation: str, given: argparse.Namespace, *, seed: int, folder: Path) -> list[dict[str, Any]]:
     """The metrics of every update of one run. Raises RuntimeError with the end of its output when it fails."""
     material = build()
-    write_games(material.model.parent / "calculator_train.jsonl", folder / "calculator_train.jsonl", beyond=beyond)
-    looked_at = updates * (BATCH if allocation in ("random", "prefix_only", "flat") else candidates)
+    games = "calculator_train.jsonl"
+    write_games(material.model.parent / games, folder / games, beyond=given.beyond)
+    looked_at = given.updates * (BATCH if allocation in ("random", "prefix_only", "flat") else given.candidates)
     episodes = math.ceil(looked_at / ROWS)
-    flags = ["--trace.allocation", allocation, "--trace.candidates", str(candidates), "--train.seed", str(seed)]
+    flags = ["--trace.allocation", allocation, "--trace.candidates", str(given.candidates)]
+    flags += ["--train.seed", str(seed), "--actor.adam.lr", str(given.policy_lr)]
     flags += ["--actor.num_gpus_per_node", "1", "--pace.log_dir", str(folder)]
-    flags += ["--train.num_episodes", str(episodes), "--trace.predictor_lr", str(lr), "--trace.warmup_steps", "4"]
-    flags += ["--eval.dataset", str(material.model.parent / "calculator_eval.jsonl"), "--eval.steps", str(updates)]
+    flags += [
+        "--train.num_episodes",
+        str(episodes),
+        "--trace.predictor_lr",
+        str(given.lr),
+        "--trace.warmup_steps",
+        "4",
+    ]
+    flags += [
+        "--eval.dataset",
+        str(material.model.parent / "calculator_eval.jsonl"),
+        "--eval.steps",
+        str(given.updates),
+    ]
     flags += ["--eval.n_samples_per_prompt", "4"]
     environment = {
         "MODEL": str(material.model),
@@ -94,9 +107,16 @@ def run(
     if code:
         raise RuntimeError(f"{allocation} ended with {code}:\n{(folder / 'output.log').read_text()[-2000:]}")
     lines = [json.loads(line) for line in (folder / "pace.jsonl").read_text().splitlines()]
-    steps = [line["metrics"] for line in lines if line["kind"] == "step"][:updates]
+    steps = [line["metrics"] for line in lines if line["kind"] == "step"][: given.updates]
     (held_out,) = [line["metrics"] for line in lines if line["kind"] == "evaluation"][-1:]
     return [*steps[:-1], steps[-1] | {"held-out": next(held_out[key] for key in held_out if key.endswith("pass1"))}]
+
+
+def done_before(path: Path | None, given: Mapping[str, Any]) -> dict[str, list[list[dict[str, Any]]]]:
+    """The runs that an invocation with the same arguments has left in `path` when it was stopped, by allocation."""
+    if path and path.exists() and (before := json.loads(path.read_text()))["arguments"] == given:
+        return before["runs"]
+    return {allocation: [] for allocation in given["allocations"]}
 
 
 def row(runs: Sequence[Sequence[dict[str, Any]]], *, skip: int) -> dict[str, float | None]:
@@ -111,45 +131,65 @@ def row(runs: Sequence[Sequence[dict[str, Any]]], *, skip: int) -> dict[str, flo
 
 
 def table(rows: dict[str, dict[str, float | None]]) -> str:
-    """The rows as text; `x random` is the share of mixed prompts against uniform allocation."""
-    base = (rows.get("random") or {}).get("mixed prompts")
-    names = [*next(iter(rows.values())), "x random"]
-    lines = [["allocation", *names]]
+    """The rows as text; `x flat` and `x random` are the share of mixed prompts against GRPO and uniform trees."""
+    lines = [["allocation", *next(iter(rows.values())), "x flat", "x random"]]
     for allocation, cells in rows.items():
-        mixed = cells["mixed prompts"]
-        shown = {**cells, "x random": mixed / base if base and mixed is not None else None}
+        ratios = (ratio(cells["mixed prompts"], rows.get(base)) for base in ("flat", "random"))
         texts = (
-            "-" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}" for value in shown.values()
+            "-" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}"
+            for value in (*cells.values(), *ratios)
         )
         lines.append([allocation, *texts])
     return aligned(lines)
+
+
+def ratio(mixed: float | None, base: dict[str, float | None] | None) -> float | None:
+    """`mixed` as a multiple of another row's share of mixed prompts, where there is one."""
+    compared = (base or {}).get("mixed prompts")
+    return mixed / compared if compared and mixed is not None else None
+
+
+def goals(rows: dict[str, dict[str, float | None]]) -> str:
+    """What the method promises, held or not; nothing while a run is missing."""
+    if not {"trace", "flat", "random"} <= rows.keys():
+        return ""
+    mixed = {name: cells["mixed prompts"] or 0.0 for name, cells in rows.items()}
+    ordered = rows["trace"]["spearman root"] or 0.0
+    promised = {
+        "mixed prompts of trace at least 2 times flat's": mixed["trace"] >= 2 * mixed["flat"],
+        "mixed prompts of trace at least 0.095 above random's": mixed["trace"] >= mixed["random"] + 0.095,
+        "spearman at roots above 0.5": ordered > 0.5,
+    }
+    return "".join(f"\n{'held' if held else 'NOT HELD'}: {goal}" for goal, held in promised.items())
 
 
 def report(result: Mapping[str, Any]) -> str:
     """The table of all runs so far."""
     given = result["arguments"]
     rows = {name: row(found, skip=given["skip"]) for name, found in result["runs"].items() if found}
-    return f"{given['updates']} updates, seeds {given['seeds']}, {given['beyond']:.0%} beyond reach\n{table(rows)}"
+    return f"{given['updates']} updates, seeds {given['seeds']}, {given['beyond']:.0%} beyond reach\n{table(rows)}{goals(rows)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs everything and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=40, help="updates of each run (default %(default)s)")
+    parser.add_argument("--updates", type=int, default=30, help="updates of each run (default %(default)s)")
     parser.add_argument("--beyond", type=float, default=2 / 3, help="share of games beyond reach (default 2/3)")
+    parser.add_argument("--policy_lr", type=float, default=5e-5, help="learning rate of the policy (default 5e-5)")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of the predictor (default %(default)s)")
     parser.add_argument("--skip", type=int, default=10, help="updates that no mean counts (default %(default)s)")
     parser.add_argument("--candidates", type=int, default=48, help="prompts to choose 16 from (default %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="one run of each allocation per seed")
     parser.add_argument("--allocations", nargs="+", choices=ALLOCATIONS, default=ALLOCATIONS)
-    parser.add_argument("--json", type=Path, help="file for all numbers")
+    parser.add_argument("--json", type=Path, help="file for all numbers; runs that it has are not repeated")
     args = parser.parse_args(argv)
     given = {name: value for name, value in vars(args).items() if name != "json"}
-    runs: dict[str, list[list[dict[str, Any]]]] = {allocation: [] for allocation in args.allocations}
-    for seed, allocation in tqdm([(s, a) for s in args.seeds for a in args.allocations], unit="run"):
+    given["allocations"] = list(given["allocations"])
+    runs = done_before(args.json, given)
+    planned = [(i, s, a) for i, s in enumerate(args.seeds) for a in args.allocations]
+    for _, seed, allocation in tqdm([one for one in planned if one[0] >= len(runs[one[2]])], unit="run"):
         with tempfile.TemporaryDirectory(prefix="trees-") as folder:
-            settings = {"updates": args.updates, "candidates": args.candidates, "beyond": args.beyond, "lr": args.lr}
-            found = run(allocation, seed=seed, folder=Path(folder), **settings)
+            found = run(allocation, args, seed=seed, folder=Path(folder))
         runs[allocation].append(found)
         if args.json:
             args.json.write_text(json.dumps({"arguments": given, "runs": runs}))

@@ -30,8 +30,23 @@ def test_the_first_updates_are_left_out_and_the_evaluation_is_that_of_the_end():
 def test_the_table_compares_with_uniform_allocation():
     rows = {name: row([[step(0.0, 0.0), step(m, 0.5)]], skip=1) for name, m in (("trace", 0.6), ("random", 0.3))}
     lines = table(rows).splitlines()
-    assert lines[0].split()[-2:] == ["x", "random"]
-    assert lines[1].split()[-1] == "2.000" and lines[2].split()[-1] == "1.000"
+    assert lines[0].split()[-4:] == ["x", "flat", "x", "random"]
+    assert lines[1].split()[-2:] == ["-", "2.000"] and lines[2].split()[-2:] == ["-", "1.000"]
+
+
+def test_goals_are_judged_once_all_compared_runs_are_there():
+    rows = {"trace": {"mixed prompts": 0.4, "spearman root": 0.6}, "flat": {"mixed prompts": 0.25}}
+    assert trace_budget.goals(rows) == ""
+    lines = trace_budget.goals(rows | {"random": {"mixed prompts": 0.3}}).split("\n")[1:]
+    assert [line.split(":")[0] for line in lines] == ["NOT HELD", "held", "held"]
+
+
+def test_what_a_stopped_invocation_has_done_is_not_repeated(tmp_path):
+    path, given = tmp_path / "runs.json", {"seeds": [1], "allocations": ["trace", "flat"]}
+    assert trace_budget.done_before(path, given) == trace_budget.done_before(None, given) == {"trace": [], "flat": []}
+    path.write_text(json.dumps({"arguments": given, "runs": {"trace": [[{}]], "flat": []}}))
+    assert trace_budget.done_before(path, given)["trace"] == [[{}]]
+    assert trace_budget.done_before(path, given | {"seeds": [2]})["trace"] == []
 
 
 def test_every_allocation_of_the_flag_is_run():
