@@ -32,7 +32,7 @@ $(VENV)/.run: requirements/cpu.txt setup.py pyproject.toml upstream.txt upstream
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing pinned packages into $(VENV) (some minutes the first time)"
 	$(PIP_INSTALL) $$(grep -E '^(setuptools|wheel|packaging|ninja|numpy)==' requirements/cpu.txt)
-	$(PIP_INSTALL) --no-compile --no-build-isolation -r requirements/cpu.txt
+	@grep -v '^#' requirements/cpu.txt | xargs -P 2 -n 16 $(PIP_INSTALL) --no-compile --no-build-isolation # two at a time
 	@$(BIN)/python -c 'import torch' || { echo "torch can't be imported: without a GPU it must be a CPU build. Point" \
 	    "PIP_EXTRA_INDEX_URL to PyTorch's CPU index, remove $(VENV) and try again."; exit 1; }
 	@$(BIN)/python -W ignore -m compileall -q -j 0 $(VENV)/lib >/dev/null || true # some packages ship templates

@@ -167,7 +167,8 @@ def report(result: Mapping[str, Any]) -> str:
     """The table of all runs so far."""
     given = result["arguments"]
     rows = {name: row(found, skip=given["skip"]) for name, found in result["runs"].items() if found}
-    return f"{given['updates']} updates, seeds {given['seeds']}, {given['beyond']:.0%} beyond reach\n{table(rows)}{goals(rows)}"
+    what = f"{given['updates']} updates, seeds {given['seeds']}, {given['beyond']:.0%} beyond reach"
+    return f"{what}\n{table(rows)}{goals(rows)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,19 +16,19 @@ def test_trees_go_through_the_pool_and_a_killed_run_goes_on(start, tmp_path):
     flags = ("--pace.enable", "--pace.admission", "areal", "--pace.admission_eta", "1", *folders)
     flags += ("--pace.max_reject_rate", "0", "--actor.num_gpus_per_node", "1", "--trace.candidates", "32")
     flags += ("--ckpt.save_steps", "2", "--trace.num_actors", "2")
-    first = start("train_trace_tree.sh", *flags, MAX_SAMPLES="160")
+    first = start("train_trace_tree.sh", *flags, MAX_SAMPLES="128")
     first.wait_for("Global step 3:")
     first.kill()
     first.process.wait(30)
     assert (tmp_path / "checkpoints" / "_pool" / "global_step2" / "predictor.pt").is_file()
-    second = start("train_trace_tree.sh", *flags, "--ckpt.load_enable", MAX_SAMPLES="160").finish()
+    second = start("train_trace_tree.sh", *flags, "--ckpt.load_enable", MAX_SAMPLES="128").finish()
     assert second.code == 0, second.tail()
     lines, everything = steps(log), run_log.read(log / run_log.NAME)
     end, settings = everything[-1], [line["trace"] for line in everything if line["kind"] == "settings"]
     assert len(settings) == 2 and settings[0] == settings[1] and settings[0]["candidates"] == 32
     assert all(map(closes, [*lines, end]))
     columns = account(end, "groups")
-    assert columns["trained"] + columns["skipped"] == 160 and columns["failed"] == 0
+    assert columns["trained"] + columns["skipped"] == 128 and columns["failed"] == 0
     counts = trained_prompts(lines)
     assert len(counts) == columns["trained"] and set(counts.values()) == {1}
     numbers = [line["metrics"] for line in lines]
