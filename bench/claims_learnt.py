@@ -20,8 +20,7 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench import step_time  # noqa: E402
+from bench.claims import Claim, Numbers, judged, spread, verdict_lines  # noqa: E402
+from bench.kept import kept_runs  # noqa: E402
 from bench.processes import running  # noqa: E402
 from bench.step_time import POOL, Update, command, follow, logged_steps  # noqa: E402
 from pace.table import aligned  # noqa: E402
@@ -51,7 +52,6 @@ LIMIT_S = 300.0
 LAGS = ("pool", "gen", "effective", "total")
 
 Runs = Mapping[str, dict[str, Any]]  # by way: at (seconds of every update), reward, lags
-Numbers = dict[str, float]
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
@@ -106,30 +106,20 @@ def gammas(runs: Runs) -> tuple[bool, Numbers]:
     return max(found.values()) - min(found.values()) <= 0.05, found
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What is claimed, where, of which ways, and how one seed's runs are judged: whether it holds, and the numbers."""
-
-    text: str
-    source: str
-    ways: tuple[str, ...]
-    judge: Callable[[Runs], tuple[bool, Numbers]]
-
-
 CLAIMS = (
-    Claim("a larger k slows early learning", "Stale-k", tuple(f"stale-{k}" for k in STALE), stale_k),
+    Claim("a larger k slows early learning", "Stale-k", stale_k, tuple(f"stale-{k}" for k in STALE)),
     Claim(
         "PACE halves waiting and effective staleness and leaves generation staleness (within 10 %)",
         "figure 7; factors ours",
-        ("unfiltered", PACE),
         staleness,
+        ("unfiltered", PACE),
     ),
     Claim(
-        "PACE takes at most 0.82 of unfiltered's time to its best reward", "text", ("unfiltered", PACE), time_to_best
+        "PACE takes at most 0.82 of unfiltered's time to its best reward", "text", time_to_best, ("unfiltered", PACE)
     ),
-    Claim("PACE's peak reward is the highest of the asynchronous ways", "table", ("async", "unfiltered", PACE), peak),
+    Claim("PACE's peak reward is the highest of the asynchronous ways", "table", peak, ("async", "unfiltered", PACE)),
     Claim(
-        "gamma 1, 2, 4 are alike (mean rewards within 0.05)", "appendix", tuple(f"gamma-{g}" for g in GAMMAS), gammas
+        "gamma 1, 2, 4 are alike (mean rewards within 0.05)", "appendix", gammas, tuple(f"gamma-{g}" for g in GAMMAS)
     ),
 )
 
@@ -159,42 +149,18 @@ def measure(way: str, seed: int, args: argparse.Namespace, material: Any) -> dic
         return curve(updates, logged_steps(folder)[: args.updates])
 
 
-def judge(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
-    """Every claim over the seeds that have all of its ways: held or not, by seed, and its numbers by seed."""
-    verdicts = []
-    for claim in CLAIMS:
-        found = {seed: claim.judge(ways) for seed, ways in runs.items() if set(claim.ways) <= ways.keys()}
-        if found:
-            numbers: dict[str, list[float]] = {}
-            for _, values in found.values():
-                for key, value in values.items():
-                    numbers.setdefault(key, []).append(value)
-            by_seed = {seed: held for seed, (held, _) in found.items()}
-            verdict = {"claim": claim.text, "source": claim.source, "held": all(by_seed.values()), "by_seed": by_seed}
-            verdicts.append(verdict | {"numbers": numbers})
-    return verdicts
-
-
 def report(result: Mapping[str, Any]) -> str:
     """Verdicts, and the rewards and speeds of all ways: means, and the range over seeds."""
     lines = [f"{result['arguments']['updates']} updates, seeds {', '.join(result['runs'])}"]
-    for verdict in judge(result["runs"]):
-        n_held, n = sum(verdict["by_seed"].values()), len(verdict["by_seed"])
-        state = "held" if verdict["held"] else "NOT HELD"
-        lines.append(f"{state} ({n_held} of {n} seeds): {verdict['claim']} [{verdict['source']}]")
-        lines.append(aligned([[f"    {name}", *_spread(values)] for name, values in verdict["numbers"].items()]))
+    lines += verdict_lines(judged(CLAIMS, result["runs"]))
     rows = [["", "mean reward", "range", "peak", "range", "s an update", "range"]]
     for way in WAYS:
         runs = [ways[way] for ways in result["runs"].values() if way in ways]
         if runs:
             means = [statistics.fmean(run["reward"]) for run in runs]
             pace = [run["at"][-1] / (len(run["at"]) - 1) for run in runs]
-            rows.append([way, *_spread(means), *_spread([best(run) for run in runs]), *_spread(pace)])
+            rows.append([way, *spread(means), *spread([best(run) for run in runs]), *spread(pace)])
     return "\n".join([*lines, "", aligned(rows)])
-
-
-def _spread(values: Sequence[float]) -> tuple[str, str]:
-    return f"{statistics.fmean(values):.3f}", f"{min(values):.3f} to {max(values):.3f}"
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -204,7 +170,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13], help="seeds (default 11 12 13)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="ways (default all)")
     parser.add_argument("--shared", action="store_true", help="engine and training share all cores")
-    parser.add_argument("--json", type=Path, help="file for all numbers, written after every run")
+    parser.add_argument("--json", type=Path, help="file for all numbers; one that was stopped goes on there")
     args = parser.parse_args(argv)
     if args.updates < 2 * SMOOTH:
         parser.error(f"--updates must be at least {2 * SMOOTH}, got {args.updates}: leave it out")
@@ -219,9 +185,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     material = build.build(report=lambda text: print(f"small model: {text}", flush=True))
     given = {name: value for name, value in vars(args).items() if name != "json"}
     result: dict[str, Any] = {"arguments": given, "machine": {"cpus": os.cpu_count(), "machine": platform.machine()}}
-    result["runs"] = {f"{seed}": {} for seed in args.seeds}
-    for seed, way in tqdm([(seed, way) for seed in args.seeds for way in args.ways], unit="run"):
-        result["runs"][f"{seed}"][way] = measure(way, seed, args, material)
+    runs = result["runs"] = {f"{seed}": {} for seed in args.seeds} | kept_runs(args.json, given)
+    planned = [(seed, way) for seed in args.seeds for way in args.ways]
+    for seed, way in tqdm([(seed, way) for seed, way in planned if way not in runs[f"{seed}"]], unit="run"):
+        runs[f"{seed}"][way] = measure(way, seed, args, material)
+        result["finished"] = (seed, way) == planned[-1]
         if args.json:
             args.json.write_text(json.dumps(result, indent=1))
     print(report(result))

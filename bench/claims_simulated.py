@@ -18,11 +18,9 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +29,10 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench.claims import Claim, Numbers, judged, verdict_lines  # noqa: E402
 from pace.simulation_cluster import Cluster  # noqa: E402
 from pace.simulation_result import Result  # noqa: E402
 from pace.simulator import simulate  # noqa: E402
-from pace.table import aligned  # noqa: E402
 
 PAPER_STEP_S = {"sync": 97.01, "unfiltered": 26.19, "pace-raw": 26.50, "pace-effective": 28.22}
 PAPER = Cluster(
@@ -53,7 +51,6 @@ BELOW = PAPER.at_load(0.8)
 STALE, ETAS, GAMMAS = (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4)
 
 Runs = Mapping[str, Result]
-Numbers = dict[str, float]
 
 
 def settings() -> dict[str, tuple[Cluster, str, dict[str, Any]]]:
@@ -67,15 +64,6 @@ def settings() -> dict[str, tuple[Cluster, str, dict[str, Any]]]:
     runs |= {f"stale {k}": (PAPER, "unfiltered", {"k_max": k}) for k in STALE}
     runs |= {f"below {name}": (BELOW, name, {}) for name in ("unfiltered", "pace-effective")}
     return runs
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What is claimed, where, and how one seed's runs are judged: whether it holds, and the numbers."""
-
-    text: str
-    source: str
-    judge: Callable[[Runs], tuple[bool, Numbers]]
 
 
 def _lag(result: Result, part: str) -> float:
@@ -205,36 +193,12 @@ def run_one(name: str, seed: int, steps: int) -> Result:
     return simulate(cluster, policy, changed=changed, hours=hours, seed=seed)
 
 
-def judge(runs: Mapping[int, Runs]) -> list[dict[str, Any]]:
-    """Every claim over all seeds: held or not, by seed, and its numbers by seed."""
-    verdicts = []
-    for claim in CLAIMS:
-        found = {seed: claim.judge(of_seed) for seed, of_seed in runs.items()}
-        numbers = {key: [values[key] for _, values in found.values()] for key in next(iter(found.values()))[1]}
-        by_seed = {f"{seed}": held for seed, (held, _) in found.items()}
-        verdicts.append(
-            {"claim": claim.text, "source": claim.source, "held": all(by_seed.values()), "by_seed": by_seed}
-            | {"numbers": numbers}
-        )
-    return verdicts
-
-
 def report(result: Mapping[str, Any]) -> str:
-    """One line per claim, and one per number: mean, and the range over seeds."""
+    """The verdicts."""
     given = result["arguments"]
-    lines = [
-        f"load {PAPER.load:.2f} and {BELOW.load:.2f}; seeds {given['seeds']}, about {given['steps']} updates each"
-    ]
-    for verdict in result["claims"]:
-        n_held = sum(verdict["by_seed"].values())
-        state = "held" if verdict["held"] else f"NOT HELD ({n_held} of {len(verdict['by_seed'])} seeds)"
-        lines.append(f"{state}: {verdict['claim']} [{verdict['source']}]")
-        rows = [
-            [f"    {name}", f"{statistics.fmean(values):.3f}", f"{min(values):.3f} to {max(values):.3f}"]
-            for name, values in verdict["numbers"].items()
-        ]
-        lines.append(aligned(rows))
-    return "\n".join(lines)
+    loads = f"load {PAPER.load:.2f} and {BELOW.load:.2f}"
+    what = f"{loads}; seeds {given['seeds']}, about {given['steps']} updates each"
+    return "\n".join([what, *verdict_lines(result["claims"])])
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -261,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in settings()
         }
         done = {key: task.result() for key, task in tqdm(tasks.items(), unit="run")}
-    verdicts = judge({seed: {name: done[seed, name] for name in settings()} for seed in args.seeds})
+    verdicts = judged(CLAIMS, {seed: {name: done[seed, name] for name in settings()} for seed in args.seeds})
     about = {"cpus": os.cpu_count(), "machine": platform.machine()}
     runs = [{"seed": seed, "run": name, **result.to_dict()} for (seed, name), result in done.items()]
     given = {"seeds": args.seeds, "steps": args.steps}

@@ -35,6 +35,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench.kept import kept_runs  # noqa: E402
 from examples.python import agent_func_calculator as calculator  # noqa: E402
 from examples.tiny import tasks  # noqa: E402
 from examples.tiny.build import build  # noqa: E402
@@ -112,13 +113,6 @@ def run(allocation: str, given: argparse.Namespace, *, seed: int, folder: Path) 
     return [*steps[:-1], steps[-1] | {"held-out": next(held_out[key] for key in held_out if key.endswith("pass1"))}]
 
 
-def done_before(path: Path | None, given: Mapping[str, Any]) -> dict[str, list[list[dict[str, Any]]]]:
-    """The runs that an invocation with the same arguments has left in `path` when it was stopped, by allocation."""
-    if path and path.exists() and (before := json.loads(path.read_text()))["arguments"] == given:
-        return before["runs"]
-    return {allocation: [] for allocation in given["allocations"]}
-
-
 def row(runs: Sequence[Sequence[dict[str, Any]]], *, skip: int) -> dict[str, float | None]:
     """The columns of one allocation over the runs of all seeds, without the first `skip` updates."""
     steps = [metrics for run in runs for metrics in run[skip:]]
@@ -180,20 +174,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of the predictor (default %(default)s)")
     parser.add_argument("--skip", type=int, default=10, help="updates that no mean counts (default %(default)s)")
     parser.add_argument("--candidates", type=int, default=48, help="prompts to choose 16 from (default %(default)s)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="one run of each allocation per seed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds (default 1 2 3)")
     parser.add_argument("--allocations", nargs="+", choices=ALLOCATIONS, default=ALLOCATIONS)
-    parser.add_argument("--json", type=Path, help="file for all numbers; runs that it has are not repeated")
+    parser.add_argument("--json", type=Path, help="file for all numbers; one that was stopped goes on there")
     args = parser.parse_args(argv)
     given = {name: value for name, value in vars(args).items() if name != "json"}
     given["allocations"] = list(given["allocations"])
-    runs = done_before(args.json, given)
+    runs = {allocation: [] for allocation in args.allocations} | kept_runs(args.json, given)
     planned = [(i, s, a) for i, s in enumerate(args.seeds) for a in args.allocations]
     for _, seed, allocation in tqdm([one for one in planned if one[0] >= len(runs[one[2]])], unit="run"):
         with tempfile.TemporaryDirectory(prefix="trees-") as folder:
             found = run(allocation, args, seed=seed, folder=Path(folder))
         runs[allocation].append(found)
         if args.json:
-            args.json.write_text(json.dumps({"arguments": given, "runs": runs}))
+            done = all(len(found) == len(args.seeds) for found in runs.values())
+            args.json.write_text(json.dumps({"arguments": given, "runs": runs, "finished": done}))
     print(report({"arguments": given, "runs": runs}))
     return 0
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from bench import claims_simulated
-from bench.claims_simulated import BELOW, CLAIMS, PAPER, PAPER_STEP_S, judge, main, report, run_one, settings
+from bench.claims import judged
+from bench.claims_simulated import BELOW, CLAIMS, PAPER, PAPER_STEP_S, main, report, run_one, settings
 
 RUNS = {"pool": 8.0, "gen": 0.2, "sib": 0.5, "effective": 8.4, "total": 8.7}
 
@@ -40,7 +41,7 @@ def ideal(blank):
 
 
 def held(runs):
-    return {verdict["claim"] for verdict in judge({1: runs}) if verdict["held"]}
+    return {verdict["claim"] for verdict in judged(CLAIMS, {1: runs}) if verdict["held"]}
 
 
 def test_every_claim_can_hold(ideal):
@@ -67,7 +68,7 @@ def test_a_claim_is_lost_with_its_run(ideal, run, like, lost):
 
 def test_a_claim_must_hold_for_every_seed(ideal):
     worse = ideal | {"sync": ideal["pace-raw"]}
-    (verdict,) = [v for v in judge({1: ideal, 2: worse}) if v["claim"].startswith("step times")]
+    (verdict,) = [v for v in judged(CLAIMS, {1: ideal, 2: worse}) if v["claim"].startswith("step times")]
     assert verdict["by_seed"] == {"1": True, "2": False} and not verdict["held"]
     text = report({"arguments": {"seeds": [1, 2], "steps": 20}, "claims": [verdict]})
     assert "NOT HELD (1 of 2 seeds)" in text and "26.190 to 97.010" in text

@@ -41,14 +41,6 @@ def test_goals_are_judged_once_all_compared_runs_are_there():
     assert [line.split(":")[0] for line in lines] == ["NOT HELD", "held", "held"]
 
 
-def test_what_a_stopped_invocation_has_done_is_not_repeated(tmp_path):
-    path, given = tmp_path / "runs.json", {"seeds": [1], "allocations": ["trace", "flat"]}
-    assert trace_budget.done_before(path, given) == trace_budget.done_before(None, given) == {"trace": [], "flat": []}
-    path.write_text(json.dumps({"arguments": given, "runs": {"trace": [[{}]], "flat": []}}))
-    assert trace_budget.done_before(path, given)["trace"] == [[{}]]
-    assert trace_budget.done_before(path, given | {"seeds": [2]})["trace"] == []
-
-
 def test_every_allocation_of_the_flag_is_run():
     choices = TraceConfig.__dataclass_fields__["allocation"].metadata["knob"].choices
     assert set(ALLOCATIONS) == set(choices)
