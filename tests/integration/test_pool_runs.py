@@ -173,7 +173,9 @@ def test_decisions_replay_from_the_log(start, material, tmp_path):
     assert "took longer than 20 s (--pace.trajectory_timeout_s)" in done.output
     check_draws(steps(log))
     check_loggers(log, tmp_path / "run0")
-    columns = account(run_log.read(log / run_log.NAME)[-1], "groups")
+    end = run_log.read(log / run_log.NAME)[-1]
+    columns = account(end, "groups")
+    assert closes(end)
     assert sum(columns[name] for name in ("trained", "rejected", "evicted", "filtered", "failed")) == 160
     assert columns["failed"] == sum(problem in faults for problem in problems)
     assert columns["filtered"] > 0 and columns["rejected"] > 0
