@@ -14,7 +14,6 @@ them; the thresholds were fixed before the first run on these seeds. A claim who
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -24,14 +23,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench import step_time  # noqa: E402
 from bench.claims import Claim, Numbers, judged, spread, verdict_lines  # noqa: E402
-from bench.kept import kept_runs  # noqa: E402
+from bench.kept import measure_all  # noqa: E402
 from bench.processes import running  # noqa: E402
 from bench.step_time import POOL, Update, command, follow, logged_steps  # noqa: E402
 from pace.table import aligned  # noqa: E402
@@ -185,13 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     material = build.build(report=lambda text: print(f"small model: {text}", flush=True))
     given = {name: value for name, value in vars(args).items() if name != "json"}
     result: dict[str, Any] = {"arguments": given, "machine": {"cpus": os.cpu_count(), "machine": platform.machine()}}
-    runs = result["runs"] = {f"{seed}": {} for seed in args.seeds} | kept_runs(args.json, given)
-    planned = [(seed, way) for seed in args.seeds for way in args.ways]
-    for seed, way in tqdm([(seed, way) for seed, way in planned if way not in runs[f"{seed}"]], unit="run"):
-        runs[f"{seed}"][way] = measure(way, seed, args, material)
-        result["finished"] = (seed, way) == planned[-1]
-        if args.json:
-            args.json.write_text(json.dumps(result, indent=1))
+    measure_all(result, args.ways, lambda way, seed: measure(way, seed, args, material), args.json)
     print(report(result))
     return 0
 

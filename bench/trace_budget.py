@@ -30,12 +30,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.kept import kept_runs  # noqa: E402
+from bench.claims import Claim, Numbers, judged, verdict_lines  # noqa: E402
+from bench.kept import measure_all  # noqa: E402
 from examples.python import agent_func_calculator as calculator  # noqa: E402
 from examples.tiny import tasks  # noqa: E402
 from examples.tiny.build import build  # noqa: E402
@@ -54,6 +53,8 @@ COLUMNS = {
     "predictor": "trace/cost/predictor_share",
 }
 
+Rows = Mapping[str, Mapping[str, float | None]]  # by allocation: its columns
+
 
 def write_games(source: Path, target: Path, *, beyond: float, seed: int = 0) -> int:
     """The games of `source` and such that can't be won, ROWS in all, in random order; how many can be won."""
@@ -69,31 +70,27 @@ def write_games(source: Path, target: Path, *, beyond: float, seed: int = 0) -> 
     return len(winnable)
 
 
-def run(allocation: str, given: argparse.Namespace, *, seed: int, folder: Path) -> list[dict[str, Any]]:
+def run(allocation: str, seed: int, given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """The metrics of every update of one run. Raises RuntimeError with the end of its output when it fails."""
     material = build()
     games = "calculator_train.jsonl"
     write_games(material.model.parent / games, folder / games, beyond=given.beyond)
     looked_at = given.updates * (BATCH if allocation in ("random", "prefix_only", "flat") else given.candidates)
-    episodes = math.ceil(looked_at / ROWS)
-    flags = ["--trace.allocation", allocation, "--trace.candidates", str(given.candidates)]
-    flags += ["--train.seed", str(seed), "--actor.adam.lr", str(given.policy_lr)]
-    flags += ["--actor.num_gpus_per_node", "1", "--pace.log_dir", str(folder)]
-    flags += [
-        "--train.num_episodes",
-        str(episodes),
-        "--trace.predictor_lr",
-        str(given.lr),
-        "--trace.warmup_steps",
-        "4",
-    ]
-    flags += [
-        "--eval.dataset",
-        str(material.model.parent / "calculator_eval.jsonl"),
-        "--eval.steps",
-        str(given.updates),
-    ]
-    flags += ["--eval.n_samples_per_prompt", "4"]
+    settings = {
+        "--trace.allocation": allocation,
+        "--trace.candidates": given.candidates,
+        "--trace.predictor_lr": given.lr,
+        "--trace.warmup_steps": 4,
+        "--train.seed": seed,
+        "--train.num_episodes": math.ceil(looked_at / ROWS),
+        "--actor.adam.lr": given.policy_lr,
+        "--actor.num_gpus_per_node": 1,
+        "--pace.log_dir": folder,
+        "--eval.dataset": material.model.parent / "calculator_eval.jsonl",
+        "--eval.steps": given.updates,
+        "--eval.n_samples_per_prompt": 4,
+    }
+    flags = [str(part) for setting in settings.items() for part in setting]
     environment = {
         "MODEL": str(material.model),
         "DATA": str(folder),
@@ -124,7 +121,7 @@ def row(runs: Sequence[Sequence[dict[str, Any]]], *, skip: int) -> dict[str, flo
     return {"updates": statistics.fmean(map(len, runs)), **cells, "held-out": held_out, "mixed, spread": spread}
 
 
-def table(rows: dict[str, dict[str, float | None]]) -> str:
+def table(rows: Rows) -> str:
     """The rows as text; `x flat` and `x random` are the share of mixed prompts against GRPO and uniform trees."""
     lines = [["allocation", *next(iter(rows.values())), "x flat", "x random"]]
     for allocation, cells in rows.items():
@@ -137,32 +134,44 @@ def table(rows: dict[str, dict[str, float | None]]) -> str:
     return aligned(lines)
 
 
-def ratio(mixed: float | None, base: dict[str, float | None] | None) -> float | None:
+def ratio(mixed: float | None, base: Mapping[str, float | None] | None) -> float | None:
     """`mixed` as a multiple of another row's share of mixed prompts, where there is one."""
     compared = (base or {}).get("mixed prompts")
     return mixed / compared if compared and mixed is not None else None
 
 
-def goals(rows: dict[str, dict[str, float | None]]) -> str:
-    """What the method promises, held or not; nothing while a run is missing."""
-    if not {"trace", "flat", "random"} <= rows.keys():
-        return ""
-    mixed = {name: cells["mixed prompts"] or 0.0 for name, cells in rows.items()}
-    ordered = rows["trace"]["spearman root"] or 0.0
-    promised = {
-        "mixed prompts of trace at least 2 times flat's": mixed["trace"] >= 2 * mixed["flat"],
-        "mixed prompts of trace at least 0.095 above random's": mixed["trace"] >= mixed["random"] + 0.095,
-        "spearman at roots above 0.5": ordered > 0.5,
-    }
-    return "".join(f"\n{'held' if held else 'NOT HELD'}: {goal}" for goal, held in promised.items())
+def above_flat(rows: Rows) -> tuple[bool, Numbers]:
+    mixed = {name: rows[name]["mixed prompts"] or 0.0 for name in ("trace", "flat")}
+    return mixed["trace"] >= 2 * mixed["flat"], mixed
+
+
+def above_random(rows: Rows) -> tuple[bool, Numbers]:
+    mixed = {name: rows[name]["mixed prompts"] or 0.0 for name in ("trace", "random")}
+    return mixed["trace"] >= mixed["random"] + 0.095, mixed
+
+
+def ordered(rows: Rows) -> tuple[bool, Numbers]:
+    correlation = rows["trace"]["spearman root"] or 0.0
+    return correlation > 0.5, {"trace": correlation}
+
+
+CLAIMS = (
+    Claim("mixed prompts of trace at least 2 times flat's", "goal", above_flat, ("trace", "flat")),
+    Claim("mixed prompts of trace at least 0.095 above random's", "goal", above_random, ("trace", "random")),
+    Claim("Spearman at roots above 0.5", "goal", ordered, ("trace",)),
+)
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """The table of all runs so far."""
-    given = result["arguments"]
-    rows = {name: row(found, skip=given["skip"]) for name, found in result["runs"].items() if found}
+    """The table of all runs so far, and the goals."""
+    given, runs = result["arguments"], result["runs"]
+    found = {name: [ways[name] for ways in runs.values() if name in ways] for name in given["allocations"]}
+    rows = {name: row(of_seeds, skip=given["skip"]) for name, of_seeds in found.items() if of_seeds}
+    by_seed = {
+        seed: {name: row([run], skip=given["skip"]) for name, run in ways.items()} for seed, ways in runs.items()
+    }
     what = f"{given['updates']} updates, seeds {given['seeds']}, {given['beyond']:.0%} beyond reach"
-    return f"{what}\n{table(rows)}{goals(rows)}"
+    return "\n".join([what, table(rows), *verdict_lines(judged(CLAIMS, by_seed))])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -175,21 +184,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--skip", type=int, default=10, help="updates that no mean counts (default %(default)s)")
     parser.add_argument("--candidates", type=int, default=48, help="prompts to choose 16 from (default %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds (default 1 2 3)")
-    parser.add_argument("--allocations", nargs="+", choices=ALLOCATIONS, default=ALLOCATIONS)
+    parser.add_argument("--allocations", nargs="+", choices=ALLOCATIONS, default=[*ALLOCATIONS])
     parser.add_argument("--json", type=Path, help="file for all numbers; one that was stopped goes on there")
     args = parser.parse_args(argv)
     given = {name: value for name, value in vars(args).items() if name != "json"}
-    given["allocations"] = list(given["allocations"])
-    runs = {allocation: [] for allocation in args.allocations} | kept_runs(args.json, given)
-    planned = [(i, s, a) for i, s in enumerate(args.seeds) for a in args.allocations]
-    for _, seed, allocation in tqdm([one for one in planned if one[0] >= len(runs[one[2]])], unit="run"):
+    result = {"arguments": given}
+
+    def measure(allocation: str, seed: int) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="trees-") as folder:
-            found = run(allocation, args, seed=seed, folder=Path(folder))
-        runs[allocation].append(found)
-        if args.json:
-            done = all(len(found) == len(args.seeds) for found in runs.values())
-            args.json.write_text(json.dumps({"arguments": given, "runs": runs, "finished": done}))
-    print(report({"arguments": given, "runs": runs}))
+            return run(allocation, seed, args, Path(folder))
+
+    measure_all(result, args.allocations, measure, args.json)
+    print(report(result))
     return 0
 
 

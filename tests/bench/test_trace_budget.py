@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench import trace_budget
-from bench.trace_budget import ALLOCATIONS, COLUMNS, row, table
+from bench.trace_budget import ALLOCATIONS, COLUMNS, report, row, table
 from examples.python import agent_func_calculator as calculator
 from examples.tiny import tasks
 from examples.tiny.recipe import Recipe
@@ -35,10 +35,15 @@ def test_the_table_compares_with_uniform_allocation():
 
 
 def test_goals_are_judged_once_all_compared_runs_are_there():
-    rows = {"trace": {"mixed prompts": 0.4, "spearman root": 0.6}, "flat": {"mixed prompts": 0.25}}
-    assert trace_budget.goals(rows) == ""
-    lines = trace_budget.goals(rows | {"random": {"mixed prompts": 0.3}}).split("\n")[1:]
-    assert [line.split(":")[0] for line in lines] == ["NOT HELD", "held", "held"]
+    def states(**shares: float) -> dict[str, str]:
+        runs = {name: [step(share, 0.5, **{COLUMNS["spearman root"]: 0.6})] for name, share in shares.items()}
+        given = {"updates": 1, "seeds": [1], "beyond": 0.5, "skip": 0, "allocations": [*shares]}
+        lines = report({"arguments": given, "runs": {"1": runs}}).splitlines()
+        return {line.partition(": ")[2]: line.split(":")[0] for line in lines if "[goal]" in line}
+
+    assert [*states(trace=0.4)] == ["Spearman at roots above 0.5 [goal]"]
+    found = list(states(trace=0.4, flat=0.25, random=0.3).values())
+    assert found == ["NOT HELD (0 of 1 seeds)", "held", "held"]
 
 
 def test_every_allocation_of_the_flag_is_run():
