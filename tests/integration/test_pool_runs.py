@@ -113,29 +113,6 @@ def test_every_actor_may_die_once(start, tmp_path):
     assert account(lines[-1], "groups")["trained"] == 192
 
 
-def test_a_killed_run_goes_on_where_its_checkpoint_stands(start, tmp_path):
-    """SIGKILL between two checkpoints; all prompts are trained once, those after the checkpoint by the second run."""
-    folders = ("--pace.log_dir", str(tmp_path / "log"), "--ckpt.path", str(tmp_path / "checkpoints"))
-    flags = (*POOL, *ALL_TRAINED, *folders, "--data.max_samples", "96", "--ckpt.save_steps", "2")
-    first = start("quickstart_cpu.sh", *flags)
-    first.wait_for("Global step 3:")
-    first.kill()
-    first.process.wait(30)
-    second = start("quickstart_cpu.sh", *flags, "--ckpt.load_enable").finish()
-    assert second.code == 0, second.tail()
-    assert (second.folder / "model" / "config.json").exists()
-    starts = [
-        line["start_step"] for line in run_log.read(tmp_path / "log" / run_log.NAME) if line["kind"] == "settings"
-    ]
-    assert starts[0] == 0 and starts[1] in (2, 4)  # the checkpoint before the kill, which may come a little late
-    lines = steps(tmp_path / "log")
-    counts = trained_prompts(lines)
-    assert len(counts) == 96 and set(counts.values()) == {1}
-    assert all(map(closes, lines))
-    saved = {path.name for path in (tmp_path / "checkpoints" / "_pool").iterdir()}
-    assert saved == {path.name for path in (tmp_path / "checkpoints" / "_actor").iterdir() if path.is_dir()}
-
-
 REWARD = """
 import time
 from examples.python import reward_func_math
@@ -154,9 +131,10 @@ def reward_func(queries, prompts, labels, **kwargs):
 """
 
 
-def test_decisions_replay_from_the_log(start, material, tmp_path):
-    """A run with rejection, dynamic filtering, short batches at the end, every logger, and rewards that raise, hang or
-    are NaN: each is tried again up to the cap, then its group has failed, is counted, and the run goes on."""
+def test_a_killed_run_goes_on_and_its_decisions_replay_from_the_log(start, material, tmp_path):
+    """SIGKILL between two checkpoints of a run with rejection, dynamic filtering, short batches at the end, every
+    logger, and rewards that raise, hang or are NaN: each is tried again up to the cap, then its group has failed, is
+    counted, and the run goes on. The second run takes what came after the checkpoint."""
     log, reward = tmp_path / "log", tmp_path / "reward.py"
     rows = (material.model.parent / "train.jsonl").read_text().splitlines()[:160]
     problems = [json.loads(row)["prompt"][0]["content"] for row in rows]
@@ -166,19 +144,30 @@ def test_decisions_replay_from_the_log(start, material, tmp_path):
     rejecting = ("--pace.admission", "none", "--pace.loss", "m2po", "--pace.ess_step_size", *evaluating)
     rejecting += ("--algo.dynamic_filtering_enable", "--rollout.micro_batch_size", "16", "--data.max_samples", "160")
     limits = ("--reward.remote_url", str(reward), "--pace.trajectory_timeout_s", "20", "--pace.max_retries", "1")
-    logging = ("--pace.log_dir", str(log), "--logger.wandb.key", "0" * 40)
-    done = start("quickstart_cpu.sh", *POOL, *rejecting, *limits, *logging, WANDB_MODE="offline").finish()
-    assert done.code == 0, done.tail()
-    assert "reward_func raised KeyError: 'no such column'" in done.output
-    assert "took longer than 20 s (--pace.trajectory_timeout_s)" in done.output
+    folders = ("--pace.log_dir", str(log), "--ckpt.path", str(tmp_path / "checkpoints"), "--ckpt.save_steps", "2")
+    flags = (*POOL, *rejecting, *limits, *folders, "--logger.wandb.key", "0" * 40)
+    first = start("quickstart_cpu.sh", *flags, WANDB_MODE="offline")
+    first.wait_for("Global step 3:")
+    first.kill()
+    first.process.wait(30)
+    second = start("quickstart_cpu.sh", *flags, "--ckpt.load_enable", WANDB_MODE="offline").finish()
+    assert second.code == 0, second.tail()
+    assert (second.folder / "model" / "config.json").exists()
+    said = first.output() + second.output
+    assert "reward_func raised KeyError: 'no such column'" in said
+    assert "took longer than 20 s (--pace.trajectory_timeout_s)" in said
+    everything = run_log.read(log / run_log.NAME)
+    starts = [line["start_step"] for line in everything if line["kind"] == "settings"]
+    assert starts[0] == 0 and starts[1] in (2, 4)  # the checkpoint before the kill, which may come a little late
     check_draws(steps(log))
-    check_loggers(log, tmp_path / "run0")
-    end = run_log.read(log / run_log.NAME)[-1]
-    columns = account(end, "groups")
-    assert closes(end)
+    check_loggers(log, second.folder, tmp_path / "checkpoints", after=starts[1])
+    assert set(trained_prompts(steps(log)).values()) == {1}
+    columns = account(everything[-1], "groups")
+    assert closes(everything[-1])
     assert sum(columns[name] for name in ("trained", "rejected", "evicted", "filtered", "failed")) == 160
     assert columns["failed"] == sum(problem in faults for problem in problems)
     assert columns["filtered"] > 0 and columns["rejected"] > 0
+    assert checkpoints(tmp_path / "checkpoints" / "_pool") == checkpoints(tmp_path / "checkpoints" / "_actor")
 
 
 def check_draws(lines: list[dict]) -> None:
@@ -206,19 +195,24 @@ def test_strict_has_no_lag_and_ctrl_c_leaves_nothing(start, tmp_path):
     assert len(lines) >= 3 and {line["metrics"]["pace/staleness/total/max"] for line in lines} == {0.0}
 
 
-def check_loggers(log: Path, run: Path) -> None:
-    """The same numbers are in all loggers; an evaluation names its version, and the best one's weights are saved."""
+def check_loggers(log: Path, run: Path, saved: Path, *, after: int) -> None:
+    """The numbers of the steps `after` the checkpoint are in all loggers of the resumed run; an evaluation names its
+    version, and the best one's weights are saved."""
     lines = steps(log)
     evaluations = {line["version"]: line["metrics"] for line in run_log.read(log / run_log.NAME) if "version" in line}
     assert list(evaluations) == list(range(3, len(lines) + 1, 3))
     (rate,) = {key for metrics in evaluations.values() for key in metrics if key.endswith("pass1")}
     best = max(evaluations, key=lambda version: evaluations[version][rate])
-    for part in ("_actor", "_pool"):
-        assert (run / "checkpoints" / part / f"best_global_step{best}").is_dir()
+    assert f"best_global_step{best}" in checkpoints(saved / "_pool")
     events = EventAccumulator(str(next((run / "tensorboard").rglob("events*")).parent))
     events.Reload()
     for key in ("pace/staleness/effective/mean", "pace/pool/occupancy", "pace/ledger/tokens/trained", "time/update"):
         logged = [event.value for event in events.Scalars(f"train/{key}")]
-        assert logged == pytest.approx([line["metrics"][key] for line in lines]), key
+        assert logged == pytest.approx([line["metrics"][key] for line in lines[after:]]), key
     (offline,) = run.glob("wandb/offline-run-*/*.wandb")
     assert b"pace/staleness/effective/mean" in offline.read_bytes()
+
+
+def checkpoints(folder: Path) -> set[str]:
+    """The names of the checkpoints of one part of a run."""
+    return {path.name for path in folder.iterdir() if path.is_dir()}

@@ -2,11 +2,19 @@
 
 import pytest
 
+from examples.tiny import build
 from openrlhf.trainer.fully_async import run_log
 
 from .test_pool_runs import account, closes, steps, trained_prompts
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
+
+
+def eight_games(folder):
+    """A file with the first games of the evaluation data."""
+    games = folder / "games.jsonl"
+    games.write_text("".join(build.build().calculator_eval.read_text().splitlines(keepends=True)[:8]))
+    return str(games)
 
 
 def test_trees_go_through_the_pool_and_a_killed_run_goes_on(start, tmp_path):
@@ -16,6 +24,7 @@ def test_trees_go_through_the_pool_and_a_killed_run_goes_on(start, tmp_path):
     flags = ("--pace.enable", "--pace.admission", "areal", "--pace.admission_eta", "1", *folders)
     flags += ("--pace.max_reject_rate", "0", "--actor.num_gpus_per_node", "1", "--trace.candidates", "32")
     flags += ("--ckpt.save_steps", "2", "--trace.num_actors", "2")
+    flags += ("--eval.dataset", eight_games(tmp_path), "--eval.steps", "2", "--eval.n_samples_per_prompt", "2")
     first = start("train_trace_tree.sh", *flags, MAX_SAMPLES="128")
     first.wait_for("Global step 3:")
     first.kill()
@@ -38,3 +47,5 @@ def test_trees_go_through_the_pool_and_a_killed_run_goes_on(start, tmp_path):
     assert all(n["trace/cost/trained_tokens"] == n["trace/cost/generated_tokens"] for n in numbers)
     assert {n["trace/predictor/skipped"] for n in numbers} == {0.0}
     assert len({n["trace/predictor/loss"] for n in numbers}) > 1
+    evaluations = [line["metrics"] for line in everything if line["kind"] == "evaluation"]
+    assert evaluations and all(0 < n["eval_predictor_mse"] < 1 for n in evaluations)

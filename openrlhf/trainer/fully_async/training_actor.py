@@ -255,6 +255,7 @@ class TrainingActor(BasePPOTrainer):
         with during(f"evaluation of policy version {step}"):
             samples = self.samples_generator.generate_eval_samples(**settings)
         metrics = compute_eval_metrics(self.eval_loader, samples, self.args.eval.n_samples_per_prompt)
+        metrics |= self._more_evaluated(samples)
         logger.info("Evaluation of policy version %d: %s", step, metrics)
         log.write("evaluation", version=step, metrics=metrics)
         for backend in (self.wandb_logger, self.tensorboard_logger):
@@ -264,3 +265,7 @@ class TrainingActor(BasePPOTrainer):
         if checkpoint.improves(self._detect_eval_metric_key(metrics), metrics, best):
             self._save_pool(step, best=True)
         self.save_best_checkpoint(metrics, step, checkpoint.client_states(step, best=True))
+
+    def _more_evaluated(self, samples: list[Experience]) -> dict[str, float]:
+        """More metrics of an evaluation from its samples, one response each."""
+        return {}

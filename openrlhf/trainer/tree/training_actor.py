@@ -23,10 +23,12 @@ from openrlhf.trainer.tree.experience import TreeExperienceMaker, row_unit, tree
 from openrlhf.trainer.tree.grown import GrownTree, grown
 from openrlhf.trainer.tree.tree_log import tree_line
 from pace.types import PoolDraw
+from trace_alloc.calibration import summary
 from trace_alloc.config import TraceConfig
 from trace_alloc.metrics import ScoredPrefix, ScoredTree, tree_metrics
-from trace_alloc.predictor import Example
-from trace_alloc.targets import sample_prefix_examples
+from trace_alloc.predictor import Anchor, Example
+from trace_alloc.serialisation import serialise
+from trace_alloc.targets import mean, outcome, sample_prefix_examples
 
 PREDICTOR_PATIENCE_S = 600.0
 PREDICTOR = "the predictor"
@@ -108,6 +110,27 @@ class TreeTrainingActor(TrainingActor):
         """As the flat one's, which has the log when a step is over; its trees go there first."""
         log.write("trees", step=step, **tree_line(self._trees, config=self.trace, decode=self._decoded, seed=step))
         super()._evaluate(step, log)
+
+    def _more_evaluated(self, samples: list[Experience]) -> dict[str, float]:
+        """How well success is predicted at prompts that nobody chose, as `eval_predictor_...`.
+
+        The training batch can't say: its prompts were chosen for the values predicted, so those are alike.
+        """
+        won: dict[str, list[float]] = {}
+        for sample in samples:
+            won.setdefault(sample.prompts[0], []).append(outcome(float(sample.rewards)))
+        if not self.trace.predicts or not won:
+            return {}
+        prompts = [Anchor(key=f"eval:{index}", turn=0, text=serialise(text, turn=0)) for index, text in enumerate(won)]
+        try:
+            scores = ray.get(self.predictor.score.remote(prompts), timeout=PREDICTOR_PATIENCE_S)
+        except RayError as error:
+            logger.warning("the predictor was not evaluated: %s", f"{error}".splitlines()[-1])
+            return {}
+        pairs = list(zip(scores, map(mean, won.values()), strict=True))
+        return {
+            f"eval_predictor_{key.split('/')[-1]}": value for key, value in summary(roots=pairs, prefixes=()).items()
+        }
 
     def _notes(self) -> dict[str, float]:
         """What the rollout side counted, over the batch."""
