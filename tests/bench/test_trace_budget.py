@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench import trace_budget
-from bench.trace_budget import ALLOCATIONS, COLUMNS, report, row, table
+from bench.trace_budget import ALLOCATIONS, COLUMNS, HELD_OUT, report, row, table
 from examples.python import agent_func_calculator as calculator
 from examples.tiny import tasks
 from examples.tiny.recipe import Recipe
@@ -22,9 +22,9 @@ def test_the_first_updates_are_left_out_and_the_evaluation_is_that_of_the_end():
         [step(0.0, 0.0), step(0.2, 0.1), step(0.4, 0.2), step(0.6, 0.7)],
     ]
     cells = row(runs, skip=1)
-    assert cells["mixed prompts"] == pytest.approx(0.5) and cells["held-out"] == pytest.approx(0.6)
+    assert cells["mixed prompts"] == pytest.approx(0.5) and cells["reward held-out"] == pytest.approx(0.6)
     assert cells["mixed, spread"] == pytest.approx(0.2)
-    assert cells["updates"] == 4 and cells["spearman root"] is None
+    assert cells["updates"] == 4 and cells[HELD_OUT] is None
 
 
 def test_the_table_compares_with_uniform_allocation():
@@ -36,12 +36,12 @@ def test_the_table_compares_with_uniform_allocation():
 
 def test_goals_are_judged_once_all_compared_runs_are_there():
     def states(**shares: float) -> dict[str, str]:
-        runs = {name: [step(share, 0.5, **{COLUMNS["spearman root"]: 0.6})] for name, share in shares.items()}
+        runs = {name: [step(share, 0.5, **{HELD_OUT: 0.6})] for name, share in shares.items()}
         given = {"updates": 1, "seeds": [1], "beyond": 0.5, "skip": 0, "allocations": [*shares]}
         lines = report({"arguments": given, "runs": {"1": runs}}).splitlines()
         return {line.partition(": ")[2]: line.split(":")[0] for line in lines if "[goal]" in line}
 
-    assert [*states(trace=0.4)] == ["Spearman at roots above 0.5 [goal]"]
+    assert [*states(trace=0.4)] == ["Spearman at roots above 0.5, of held-out prompts [goal]"]
     found = list(states(trace=0.4, flat=0.25, random=0.3).values())
     assert found == ["NOT HELD (0 of 1 seeds)", "held", "held"]
 
@@ -56,13 +56,24 @@ def test_no_round_of_candidates_is_cut_by_the_end_of_an_episode():
     assert trace_budget.ROWS % 48 == 0 and trace_budget.ROWS % trace_budget.BATCH == 0
 
 
-@pytest.mark.parametrize("beyond", [0.0, 2 / 3])
+@pytest.mark.parametrize("beyond", [2 / 3, 0.9])
 def test_so_many_of_the_games_can_be_won_as_it_says(tmp_path, beyond):
-    source, target = tmp_path / "source.jsonl", tmp_path / "target.jsonl"
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
     games = tasks.all_games(Recipe())
-    source.write_text("".join(json.dumps(tasks.game_row(game)) + "\n" for game in games))
-    n_winnable = trace_budget.write_games(source, target, beyond=beyond)
-    states = [calculator.start_state(json.loads(line)["label"]) for line in target.read_text().splitlines()]
-    assert len(states) == trace_budget.ROWS == len(set(states))
-    assert sum(map(calculator.winnable, states)) == n_winnable
-    assert n_winnable == (min(len(games), trace_budget.ROWS) if not beyond else trace_budget.ROWS // 3)
+    half = len(games) // 2
+    for name, part in zip(trace_budget.GAMES, (games[:half], games[half:]), strict=True):
+        (source / name).write_text("".join(json.dumps(tasks.game_row(game)) + "\n" for game in part))
+    trace_budget.write_games(source, target, beyond=beyond)
+    seen = []
+    for name, size in trace_budget.GAMES.items():
+        rows = [json.loads(line) for line in (target / name).read_text().splitlines()]
+        states = [calculator.start_state(row["label"]) for row in rows]
+        assert len(states) == size
+        assert sum(map(calculator.winnable, states)) == round(size * (1 - beyond))
+        assert all(
+            calculator.winnable(s) == (r["datasource"] == tasks.GAMES) for s, r in zip(states, rows, strict=True)
+        )
+        seen += states
+    assert len(set(seen)) == len(seen)
