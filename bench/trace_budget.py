@@ -187,7 +187,7 @@ def report(result: Mapping[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs everything and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=40, help="updates of each run (default %(default)s)")
+    parser.add_argument("--updates", type=int, default=30, help="updates of each run (default %(default)s)")
     parser.add_argument("--beyond", type=float, default=2 / 3, help="share of games beyond reach (default 2/3)")
     parser.add_argument("--policy_lr", type=float, default=5e-5, help="learning rate of the policy (default 5e-5)")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of the predictor (default %(default)s)")

@@ -81,14 +81,15 @@ def _reward(
 
 
 def evaluations(runs: Sequence[Run]) -> Figure:
-    """Every metric of the evaluations."""
+    """Every metric of the evaluations, success rates first."""
     anchor, title = "fig-evaluation", "Evaluation"
-    found = sorted({key for run in runs for line in run.evaluations for key in line.content})
+    keys_found = {key for run in runs for line in run.evaluations for key in line.content}
+    found = sorted(keys_found, key=lambda key: (not key.endswith("_pass1"), "_pass" not in key, key))
     if not found:
         why = "No evaluation was made: give --eval.dataset and --eval.steps."
         return Figure(id=anchor, title=title, missing=why)
     panels = []
-    for key in found[:4]:
+    for key in found:
         series = []
         for run in runs:
             points = [(float(line.step), line.content[key]) for line in run.evaluations if key in line.content]

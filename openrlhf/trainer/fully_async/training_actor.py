@@ -61,7 +61,11 @@ class TrainingActor(BasePPOTrainer):
         generate_kwargs: dict[str, Any],
     ) -> None:
         """`groups` are upstream's actor, critic, reward and reference groups, in this order."""
-        fast = not strategy.args.data.disable_fast_tokenizer
+        args = strategy.args
+        # As upstream: -1 means never.
+        args.eval.steps = float("inf") if args.eval.steps == -1 else args.eval.steps
+        args.ckpt.save_steps = float("inf") if args.ckpt.save_steps == -1 else args.ckpt.save_steps
+        fast = not args.data.disable_fast_tokenizer
         tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=fast)
         super().__init__(strategy, *groups, engines, tokenizer)
         self.experience_maker = PoolExperienceMaker(*groups, self.kl_ctl, strategy, tokenizer)
@@ -72,6 +76,7 @@ class TrainingActor(BasePPOTrainer):
         self.tasks = data.tasks()
         self.eval_loader = data.eval_loader
         self.samples_generator = SamplesGenerator(strategy, None, data.eval_loader, tokenizer, engines)
+        self.more_settings: dict[str, Any] = {}  # what else the log's settings line says
         self._timings: dict[str, float] = {}
         self.resumed_from: str | None = None  # the pool's folder of the checkpoint
 
@@ -105,10 +110,6 @@ class TrainingActor(BasePPOTrainer):
             self.weight_sync.start(own_weights=version == 0)
         return version
 
-    def _more_settings(self) -> dict[str, Any]:
-        """What else the log's settings line says."""
-        return {}
-
     def fit(self, global_step: int = 0) -> None:
         """Trains until the pool says that nothing more will come."""
         log = RunLog(self.config.log_dir or self.args.ckpt.path)
@@ -118,7 +119,7 @@ class TrainingActor(BasePPOTrainer):
             start_step=global_step,
             n_prompts=len(self.tasks),
             n_samples=self.args.rollout.n_samples_per_prompt,
-            **self._more_settings(),
+            **self.more_settings,
         )
         with tqdm(total=self.max_steps, initial=global_step, desc="updates", unit="step") as bar:
             began = time.monotonic()

@@ -43,6 +43,7 @@ class TreeTrainingActor(TrainingActor):
         super().__init__(pretrain, strategy, *groups, **more)
         self.experience_maker = TreeExperienceMaker(*groups, self.kl_ctl, strategy, self.tokenizer)
         self.trace = trace
+        self.more_settings = {"trace": dataclasses.asdict(trace)}
         self.predictor = predictor[0]
         args = self.args
         self._flat_rollouts = args.rollout.batch_size * args.rollout.n_samples_per_prompt
@@ -51,9 +52,6 @@ class TreeTrainingActor(TrainingActor):
         self.max_steps = max(1, self.max_steps * args.rollout.batch_size // n_candidates)
         self._learning: Any = None
         self._trees: list[GrownTree] = []
-
-    def _more_settings(self) -> dict[str, Any]:
-        return {"trace": dataclasses.asdict(self.trace)}
 
     def _samples(self, draw: PoolDraw, groups: list[list[dict[str, Any]]]) -> list[Experience]:
         self._trees = [
@@ -122,8 +120,9 @@ class TreeTrainingActor(TrainingActor):
         if not self.trace.predicts or not won:
             return {}
         prompts = [Anchor(key=f"eval:{index}", turn=0, text=serialise(text, turn=0)) for index, text in enumerate(won)]
+        score = self.predictor.score.remote
         try:
-            scores = ray.get(self.predictor.score.remote(prompts), timeout=PREDICTOR_PATIENCE_S)
+            scores = restarts.ask(lambda: score(prompts), what=PREDICTOR, timeout_s=PREDICTOR_PATIENCE_S)
         except RayError as error:
             logger.warning("the predictor was not evaluated: %s", f"{error}".splitlines()[-1])
             return {}

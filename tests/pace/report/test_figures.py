@@ -68,6 +68,16 @@ def test_reward_is_compared_at_the_ends(run):
     assert "40 updates in 4 min 40 s." in progress.reward_over_time([run(log_lines(40, surplus=0))]).caption
 
 
+def test_every_metric_of_an_evaluation_is_shown_success_first(run):
+    metrics = {f"eval_{name}_{what}": 0.5 for name in ("a", "b", "c") for what in ("response_length_mean", "pass4")}
+    metrics |= {f"eval_{name}_pass1": 0.25 for name in ("a", "b", "c")} | {"eval_predictor_mse": 0.1}
+    lines = [*log_lines(2), {"kind": "evaluation", "time": 2000.0, "version": 2, "metrics": metrics}]
+    figure = progress.evaluations([run(lines)])
+    titles = [panel.title for panel in figure.panels]
+    assert set(titles) == set(metrics) and titles[:3] == ["eval_a_pass1", "eval_b_pass1", "eval_c_pass1"]
+    assert "from 0.25 to 0.25 in eval_a_pass1" in figure.caption.lower()
+
+
 def test_lag_is_the_sum_of_its_parts(run):
     made = run(log_lines(8))
     lags = [d.total for d in made.decisions if d.trained]
