@@ -122,9 +122,10 @@ async def _exact_labels(folder: str, kv: str, turns: str) -> dict[str, Any]:
         while not actor._scorer.calibrated:  # by trajectories of one version, so before the first update
             assert not groups.done(), "no trajectory could be used to measure the engine's noise"
             await asyncio.sleep(0.05)
-        stops, scores = [], []
+        stops, scores, n_during = [], [], 0
         for version in range(1, ranges.N_SETS):
             await asyncio.sleep(0.15)
+            n_during += not groups.done()
             began = time.monotonic()
             await actor.load_weights(version, senders[version].update_infos())
             await actor.serve(version)
@@ -134,6 +135,7 @@ async def _exact_labels(folder: str, kv: str, turns: str) -> dict[str, Any]:
         return _examine(sets, reports, blocks) | {
             "stop_ms": 1e3 * sorted(stops)[len(stops) // 2],
             "updates": len(stops),
+            "updates_during": n_during,
             "scores": len(scores),
             "scores_finite": all(0 <= score < 1e3 for score in scores),
             "noise_floor": actor._scorer.floor,

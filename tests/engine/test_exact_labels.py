@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def test_no_label_is_wrong(run_program, first_weights, kv, turns):
     """200 trajectories, 20 weight syncs; with `recompute` the log-probs are those of the labelled weights as well."""
     seen = run_program("exact_labels", str(first_weights), kv, turns)
-    assert seen["updates"] == 20
+    assert seen["updates"] == 20 == seen["updates_during"]  # all of them while trajectories are generated
     assert seen["trajectories"] > 300 if turns == "trees" else seen["trajectories"] == 200
     assert seen["wrong"] == 0 and seen["unknown"] == 0
     assert seen["tokens"] == seen["record_tokens"] > 15_000

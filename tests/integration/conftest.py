@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "examples" / "scripts"
 MARK = "OPENRLHF_TEST_RUN"
 PATIENCE = 20.0  # Ray's processes end some seconds after their driver
+SILENCE = 30.0  # no run waits longer without a line that says for what
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ def none_left(mark: str, patience: float) -> list[str]:
 
 
 class Run:
-    """One command, started at once. `finish` waits for it and checks that no process is left."""
+    """One command, started at once. `finish` waits for it and checks that no process is left, and that it was never
+    silent for long."""
 
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
         self.mark, self.folder, self._log = uuid.uuid4().hex, folder, folder / "output.log"
@@ -73,6 +76,17 @@ class Run:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._silence = (0.0, "")  # the longest one, and what was said before it
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        size, since = -1, time.monotonic()
+        while self.process.poll() is None:
+            if (now := self._log.stat().st_size) != size:
+                size, since = now, time.monotonic()
+            elif (silence := time.monotonic() - since) > self._silence[0]:
+                self._silence = (silence, self.output()[-300:])
+            time.sleep(0.5)
 
     def output(self) -> str:
         return self._log.read_text(errors="replace")
@@ -95,6 +109,8 @@ class Run:
             pytest.fail(f"still running after {limit} s:\n{self.output()[-3000:]}")
         done = Finished(code, self.output(), time.monotonic() - self._started, self.folder)
         assert none_left(self.mark, PATIENCE) == [], done.tail()
+        silence, after = self._silence
+        assert silence < SILENCE, f"{silence:.0f} s without a line after: {after}"
         return done
 
     def pids(self) -> list[int]:

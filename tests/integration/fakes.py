@@ -1,6 +1,7 @@
 """Named fakes for the actors around a weight sync: an engine without vLLM that fails where it is told to, a policy of
-one small layer, and a pool that only remembers what it was told."""
+one small layer, and a pool that only remembers what it was told. And one for an engine's rollouts."""
 
+import asyncio
 import os
 import time
 import uuid
@@ -12,7 +13,9 @@ import ray
 import torch
 
 import openrlhf  # noqa: F401  (the CPU platform first)
-from openrlhf.trainer.fully_async.messages import EngineStatus, LoadReport
+from openrlhf.trainer.fully_async.messages import EngineStatus, GroupReport, LoadReport, Task
+from pace.prompts import Lease
+from pace.types import Trajectory, TrajectoryGroup, VersionSpan
 
 
 @ray.remote(num_cpus=0)
@@ -38,7 +41,7 @@ class FakeEngine:
         content = torch.from_file(info["path"], shared=False, size=info["size"], dtype=torch.uint8)
         self._weight = content[: 4 * 4].view(torch.float32).clone()
         self._loaded = version
-        return LoadReport(pause_s=0.0, load_s=0.0, interrupted=2)
+        return LoadReport(pause_s=0.0, load_s=0.0, interrupted=2, noise_floor=1e-7, rescore_s=0.25)
 
     def serve(self, version: int, *, weights: str = "loaded") -> str:
         self._fate("serve")
@@ -54,7 +57,7 @@ class FakeEngine:
         return [0.5, 0.25]
 
     def status(self) -> EngineStatus:
-        return EngineStatus(incarnation=self._incarnation, version=self._version, loaded=self._loaded, noise_floor=0.0)
+        return EngineStatus(incarnation=self._incarnation, version=self._version, loaded=self._loaded)
 
     def state(self) -> dict[str, Any]:
         weight = None if self._weight is None else self._weight.tolist()
@@ -109,3 +112,25 @@ class FakePool:
 
     def seen(self) -> tuple[list[int], list[float]]:
         return self.versions, self.scores
+
+
+@ray.remote(num_cpus=0)
+class FakeRollouts:
+    """An engine that takes `seconds` for a group of one rollout with one token."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._started = 0
+
+    async def generate_group(self, lease: Lease, task: Task, tokenizer: Any) -> tuple[GroupReport, bytes]:
+        self._started += 1
+        await asyncio.sleep(self._seconds)
+        names = {"group_id": lease.group_id, "prompt_id": lease.prompt_id}
+        rollout = Trajectory(
+            trajectory_id=f"{lease.group_id}/0", spans=(VersionSpan(0, 1),), completed_version=0, reward=1.0, **names
+        )
+        group = TrajectoryGroup(trajectories=(rollout,), ready_version=0, attempt=lease.attempt, **names)
+        return GroupReport(group=group, n_tokens=1, scores=(1.0,)), b"tokens"
+
+    def started(self) -> int:
+        return self._started

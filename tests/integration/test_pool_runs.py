@@ -177,6 +177,7 @@ def check_draws(lines: list[dict]) -> None:
         assert replay(unpack_draw(line["draw"]), budget=budget, cap=StaleCap(8)) == []
         assert closes(line)
     assert all(0 < line["metrics"]["pace/ess"] <= 1 for line in lines)
+    assert any(line["metrics"]["time/rescore"] > 0 for line in lines), "the time that scoring took was not measured"
     tampered = json.loads(json.dumps(lines[-1]["draw"]))
     first = tampered["decisions"][0]
     first["outcome"] = "kept" if first["outcome"] == "rejected" else "rejected"
@@ -184,15 +185,17 @@ def check_draws(lines: list[dict]) -> None:
 
 
 def test_strict_has_no_lag_and_ctrl_c_leaves_nothing(start, tmp_path):
-    """Synchronous through the same code, until the user has seen enough."""
-    strict = ("--pace.strict", "--pace.admission_eta", "0", "--pace.log_dir", str(tmp_path / "log"))
-    run = start("quickstart_cpu.sh", *POOL, *strict)
+    """Synchronous through the same code, until the user has seen enough. On two ranks of ZeRO-3 the engine's log-probs
+    are the trainer's after every sync."""
+    strict = ("--pace.enable", "--pace.strict", "--pace.admission_eta", "0", "--pace.log_dir", str(tmp_path / "log"))
+    run = start("quickstart_cpu.sh", *strict)
     run.wait_for("Global step 3:")
     run.process.send_signal(signal.SIGINT)
     done = run.finish(limit=30)
     assert done.code == 130, done.tail()
     lines = steps(tmp_path / "log")
     assert len(lines) >= 3 and {line["metrics"]["pace/staleness/total/max"] for line in lines} == {0.0}
+    assert all(line["metrics"]["pace/m2"] < 1e-8 for line in lines), "mean squared log-ratio of engine and trainer"
 
 
 def check_loggers(log: Path, run: Path, saved: Path, *, after: int) -> None:

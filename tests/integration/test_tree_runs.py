@@ -1,11 +1,11 @@
-"""Rollout trees on real Ray, DeepSpeed and vLLM, through PACE's pool; killed between two checkpoints, and resumed."""
+"""Rollout trees on real Ray, DeepSpeed and vLLM, through PACE's pool; a run that loses its policy, and is resumed."""
 
 import pytest
 
 from examples.tiny import build
 from openrlhf.trainer.fully_async import run_log
 
-from .test_pool_runs import account, closes, steps, trained_prompts
+from .test_pool_runs import account, actor_pid, closes, kill, steps, trained_prompts
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
@@ -17,8 +17,9 @@ def eight_games(folder):
     return str(games)
 
 
-def test_trees_go_through_the_pool_and_a_killed_run_goes_on(start, tmp_path):
-    """128 candidates; each is trained or skipped once. The language model predicts, and its state is resumed."""
+def test_trees_go_through_the_pool_and_a_run_goes_on_that_lost_its_policy(start, tmp_path):
+    """128 candidates; each is trained or skipped once. The language model predicts, and its state is resumed. A rank
+    of the policy that dies between two checkpoints ends the run with the cause."""
     log = tmp_path / "log"
     folders = ("--pace.log_dir", str(log), "--ckpt.path", str(tmp_path / "checkpoints"))
     flags = ("--pace.enable", "--pace.admission", "areal", "--pace.admission_eta", "1", *folders)
@@ -27,8 +28,9 @@ def test_trees_go_through_the_pool_and_a_killed_run_goes_on(start, tmp_path):
     flags += ("--eval.dataset", eight_games(tmp_path), "--eval.steps", "2", "--eval.n_samples_per_prompt", "2")
     first = start("train_trace_tree.sh", *flags, MAX_SAMPLES="128")
     first.wait_for("Global step 3:")
-    first.kill()
-    first.process.wait(30)
+    kill(lambda: actor_pid(first, "PolicyModelActor"))
+    died = first.finish(limit=120)
+    assert died.code == 1 and "died" in died.output.splitlines()[-1], died.tail()
     assert (tmp_path / "checkpoints" / "_pool" / "global_step2" / "predictor.pt").is_file()
     second = start("train_trace_tree.sh", *flags, "--ckpt.load_enable", MAX_SAMPLES="128").finish()
     assert second.code == 0, second.tail()

@@ -110,6 +110,7 @@ def test_a_sync_reaches_every_engine_and_scores_come_afterwards(world):
     assert all(served(state, 1) for state in one.states())
     assert numbers["sync/interrupted"] == 4 and numbers["sync/engines"] == 2
     assert numbers["time/rollout_paused"] <= numbers["time/sync"]
+    assert (numbers["time/rescore"], numbers["pace/prefix_score/noise_floor"]) == (0.25, 1e-7)
     one.wait_for(lambda: ray.get(one.pool.seen.remote()) == ([1], [0.5, 0.25] * 2))
 
 

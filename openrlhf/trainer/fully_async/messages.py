@@ -64,22 +64,23 @@ class BareReport:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStatus:
-    """`incarnation` changes with every start; `version` is None until the trainer lets the engine serve one.
-
-    `noise_floor` is the engine's own in nats per token, `rescore_s` the seconds that the last prefix scores took.
-    """
+    """`incarnation` changes with every start; `version` is None until the trainer lets the engine serve one."""
 
     incarnation: str
     version: int | None
     loaded: int | None
-    noise_floor: float
-    rescore_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """How a weight update went in one engine: seconds, unfinished trajectories that had generated tokens."""
+    """How a weight update went in one engine: seconds, unfinished trajectories that had generated tokens.
+
+    About the prefix scores so far: `noise_floor` is the engine's own in nats per token, `rescore_s` the seconds that
+    those of the previous update took.
+    """
 
     pause_s: float
     load_s: float
     interrupted: int
+    noise_floor: float
+    rescore_s: float

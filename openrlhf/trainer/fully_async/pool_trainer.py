@@ -7,12 +7,15 @@ In: the actors that the flags ask for. Out: what upstream's command line calls. 
 
 import logging
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 
+from openrlhf.trainer.fully_async.heartbeat import during
 from openrlhf.trainer.fully_async.rollout_manager import KeepBetween, RolloutManagerActor
 from pace.actor import TrajectoryPoolActor
 from pace.config import PaceConfig
@@ -37,6 +40,8 @@ class PoolTrainer:
 
     def __init__(self, args: Any, config: PaceConfig, *, trainer: Any, rollout_side: RolloutSide) -> None:
         self._trainer = trainer
+        self._starting = ExitStack()
+        self._starting.enter_context(during("models and engines are started", say=partial(print, flush=True)))
         self._manager = RolloutManagerActor.remote()
         material = ray.get(trainer.material.remote())
         self._max_steps = material["max_steps"]
@@ -67,6 +72,7 @@ class PoolTrainer:
     def fit(self) -> None:
         """Trains to the end of the data. Raises what ended the training earlier."""
         step = ray.get(self._trainer.prepare.remote(self._pool))
+        self._starting.close()
         training = self._trainer.fit.remote(step)
         rollouts = self._roll_out()
         while True:

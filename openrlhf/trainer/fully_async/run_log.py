@@ -1,4 +1,4 @@
-"""The run's own log, `pace.jsonl`: settings, every step with every decision of the pool, weight syncs, failures.
+"""The run's own log, `pace.jsonl`: settings, every step with every decision of the pool, evaluations.
 
 Invariant: a line is one JSON object with `kind` and `time` (seconds since 1970), written whole and at once; NaN and
 infinity are null. The lines of kind `step` are enough to decide every batch again (`pace.selection.replay`).

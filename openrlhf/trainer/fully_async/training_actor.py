@@ -12,9 +12,10 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, ObjectLostError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError
 from tqdm import tqdm
 
+from openrlhf.launch.problem import cause
 from openrlhf.trainer.fully_async import checkpoint, payload, restarts
 from openrlhf.trainer.fully_async.batch import PoolExperienceMaker, to_samples
 from openrlhf.trainer.fully_async.heartbeat import PERIOD_S, during
@@ -122,8 +123,8 @@ class TrainingActor(BasePPOTrainer):
             **self.more_settings,
         )
         with tqdm(total=self.max_steps, initial=global_step, desc="updates", unit="step") as bar:
-            began = time.monotonic()
             while True:
+                began = time.monotonic()
                 reply, groups = self._next_batch(global_step)
                 if reply.draw is None:
                     break
@@ -135,7 +136,6 @@ class TrainingActor(BasePPOTrainer):
                 status["time/trainer_idle"] = status["timing/generation"] = idle
                 status["timing/step_total"] = time.monotonic() - began
                 status |= self._numbers(reply.draw, status)
-                began = time.monotonic()
                 log.step(global_step, reply.draw, status)
                 self._report(global_step, status, bar)
                 self._save(global_step, status)
@@ -209,15 +209,12 @@ class TrainingActor(BasePPOTrainer):
 
     def _numbers(self, draw: PoolDraw, status: dict[str, Any]) -> dict[str, float]:
         """Everything about the step that upstream does not report; `status` holds the rest."""
-        floors = self.weight_sync.noise_floors.values()
         numbers = draw_metrics(draw) | restarts.ask(self.pool.report.remote) | self._timings
-        numbers["time/rescore"] = max(self.weight_sync.rescore_s.values(), default=0.0)
         if self.args.algo.dynamic_filtering_enable:
             filtered, failed, flying, made = (
                 numbers[f"pace/ledger/groups/{name}"] for name in ("filtered", "failed", "in_flight", "generated")
             )
             numbers["dynamic_filtering_pass_rate"] = 100 * (1 - filtered / max(1.0, made - failed - flying))
-        numbers["pace/prefix_score/noise_floor"] = max(floors, default=0.0)
         numbers["pace/ess"], numbers["pace/m2"] = self.experience_maker.relative_ess, self.experience_maker.m2
         return numbers
 
@@ -235,9 +232,10 @@ class TrainingActor(BasePPOTrainer):
     def _save(self, step: int, status: dict[str, Any]) -> None:
         """Upstream's logs and checkpoints, the pool's state with them."""
         saves = step % self.args.ckpt.save_steps == 0
-        if saves:
-            self._save_pool(step)
-        self.save_logs_and_checkpoints(step, status, checkpoint.client_states(step))
+        with during(f"checkpoint of step {step}"):
+            if saves:
+                self._save_pool(step)
+            self.save_logs_and_checkpoints(step, status, checkpoint.client_states(step))
         if saves:
             checkpoint.prune(self.args)
 
@@ -254,7 +252,11 @@ class TrainingActor(BasePPOTrainer):
             "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
         }
         with during(f"evaluation of policy version {step}"):
-            samples = self.samples_generator.generate_eval_samples(**settings)
+            try:
+                samples = self.samples_generator.generate_eval_samples(**settings)
+            except RayActorError as error:  # its successor gets the weights while the next batch is waited for
+                logger.error("no evaluation of policy version %d, an engine died: %s", step, cause(error))
+                return
         metrics = compute_eval_metrics(self.eval_loader, samples, self.args.eval.n_samples_per_prompt)
         metrics |= self._more_evaluated(samples)
         logger.info("Evaluation of policy version %d: %s", step, metrics)
@@ -263,9 +265,10 @@ class TrainingActor(BasePPOTrainer):
             if backend:
                 backend.log_eval(step, metrics)
         best = self.best_eval_metric_value
-        if checkpoint.improves(self._detect_eval_metric_key(metrics), metrics, best):
-            self._save_pool(step, best=True)
-        self.save_best_checkpoint(metrics, step, checkpoint.client_states(step, best=True))
+        with during(f"checkpoint of the best weights so far, of step {step}"):
+            if checkpoint.improves(self._detect_eval_metric_key(metrics), metrics, best):
+                self._save_pool(step, best=True)
+            self.save_best_checkpoint(metrics, step, checkpoint.client_states(step, best=True))
 
     def _more_evaluated(self, samples: list[Experience]) -> dict[str, float]:
         """More metrics of an evaluation from its samples, one response each."""

@@ -58,8 +58,6 @@ class WeightSync:
         self._asked: dict[int, Any] = {}  # pending status calls
         self._failures = dict.fromkeys(range(len(self._engines)), 0)  # status calls failed in a row
         self._gone: dict[int, Exception] = {}
-        self.noise_floors: dict[int, float] = {}
-        self.rescore_s: dict[int, float] = {}
 
     def start(self, *, own_weights: bool) -> None:
         """Lets the engines serve `version`: with the weights they started with, or after sending the trainer's."""
@@ -71,8 +69,8 @@ class WeightSync:
             self.push(self.version)
 
     def push(self, version: int) -> dict[str, float]:
-        """One weight sync. Raises NoEngineLeft. Returns `time/sync`, `time/stage`, `time/rollout_paused` (seconds)
-        and `sync/interrupted` (trajectories)."""
+        """One weight sync. Raises NoEngineLeft. Returns seconds per phase, `sync/interrupted` (trajectories), engines
+        left, and about the prefix scores the largest of all engines."""
         began = time.monotonic()
         self._staged = self._on_ranks(policy_side.stage_weights)
         staged = time.monotonic()
@@ -92,6 +90,8 @@ class WeightSync:
             "time/rollout_paused": resumed - staged,
             "sync/interrupted": float(sum(report.interrupted for report in loaded.values())),
             "sync/engines": float(len(self._serving)),
+            "time/rescore": max((report.rescore_s for report in loaded.values()), default=0.0),
+            "pace/prefix_score/noise_floor": max((report.noise_floor for report in loaded.values()), default=0.0),
         }
 
     def revive(self) -> None:
@@ -111,7 +111,6 @@ class WeightSync:
                 logger.warning("engine %d: %s", index, error)
                 continue
             self._failures[index] = 0
-            self.noise_floors[index], self.rescore_s[index] = status.noise_floor, status.rescore_s
             if status.version is None or status.incarnation != self._serving.get(index):
                 self._bring_up(index, status)
 

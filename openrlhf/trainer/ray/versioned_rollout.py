@@ -207,7 +207,13 @@ class RolloutRayActor(rollout_actor.RolloutRayActor):
                 raise
             self._loaded = version
             now = time.monotonic()
-            return LoadReport(pause_s=paused - began, load_s=now - paused, interrupted=interrupted)
+            return LoadReport(
+                pause_s=paused - began,
+                load_s=now - paused,
+                interrupted=interrupted,
+                noise_floor=self._scorer.floor,
+                rescore_s=self._scorer.seconds,
+            )
 
     async def serve(self, version: int, *, weights: str = "loaded") -> str:
         """The trainer is at `version` now; generation goes on. `weights="own"`: those the engine started with are it.
@@ -244,13 +250,7 @@ class RolloutRayActor(rollout_actor.RolloutRayActor):
     async def status(self) -> EngineStatus:
         """Which engine this is and what it serves. Raises vLLM's EngineDeadError."""
         await self.check_engine()
-        return EngineStatus(
-            incarnation=self._incarnation,
-            version=self._version,
-            loaded=self._loaded,
-            noise_floor=self._scorer.floor,
-            rescore_s=self._scorer.seconds,
-        )
+        return EngineStatus(incarnation=self._incarnation, version=self._version, loaded=self._loaded)
 
     async def _control(self, call: Any, what: str) -> Any:
         return await control(self.llm, call, what=what, timeout_s=self._pace.sync_timeout_s)
