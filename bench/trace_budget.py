@@ -13,9 +13,10 @@ that outcomes stay uncertain to the end: at the script's 3e-4 every game is soon
 
 Effective ratio: share of trained prompts with both outcomes (prompt), share of continued prefixes' leaves below mixed
 ones (anchor). All numbers are means over the updates after the first `--skip` and over the seeds; `predictor` is the
-share of the step that scoring and learning take. After the last update, on games that no run trains on: mean reward of
-those that can be won, and Spearman of predicted and observed success of all. Spearman of the chosen prompts is lower
-because their predicted values are alike: that is what they were chosen for.
+share of the step that scoring and learning take here, where it is as large as the policy, `predictor 0.6:8 B` that of
+the arithmetic for models of these sizes. After the last update, on games that no run trains on: mean reward of those
+that can be won, and Spearman of predicted and observed success of all. Spearman of the chosen prompts is lower because
+their predicted values are alike: that is what they were chosen for.
 """
 
 import argparse
@@ -40,6 +41,7 @@ from examples.python import agent_func_calculator as calculator  # noqa: E402
 from examples.tiny import tasks  # noqa: E402
 from examples.tiny.build import build  # noqa: E402
 from pace.table import aligned  # noqa: E402
+from trace_alloc.config import TraceConfig  # noqa: E402
 
 BATCH = 16
 ROWS = 480  # ten rounds of 48 candidates
@@ -56,6 +58,7 @@ COLUMNS = {
 }
 
 HELD_OUT = "spearman held-out"
+AT_RECIPES = "predictor 0.6:8 B"  # parameters of predictor and policy
 
 Rows = Mapping[str, Mapping[str, float | None]]  # by allocation: its columns
 
@@ -115,7 +118,19 @@ def run(allocation: str, seed: int, given: argparse.Namespace, folder: Path) -> 
     return [*steps[:-1], steps[-1] | held_out]
 
 
-def row(runs: Sequence[Sequence[dict[str, Any]]], *, skip: int) -> dict[str, float | None]:
+def arithmetic_share(step: Mapping[str, Any], ratio: float = 0.6 / 8) -> float:
+    """The predictor's share of a step's arithmetic, with `ratio` times the policy's parameters.
+
+    From the step's own counts, every text as long as a whole episode: a forward pass over each scored prefix and three
+    over each example; for the policy one over each generated token, one over each row (its log-probs) and three more.
+    """
+    length, generated = step["total_length"], step["trace/cost/generated_tokens"]
+    policy = generated + 4 * step["trace/cost/rows"] * length
+    predictor = ratio * length * (step["trace/cost/scored"] + 3 * step["trace/predictor/examples"])
+    return float(predictor / (predictor + policy))
+
+
+def row(runs: Sequence[Sequence[dict[str, Any]]], *, skip: int, allocation: str = "trace") -> dict[str, float | None]:
     """The columns of one allocation over the runs of all seeds, without the first `skip` updates."""
     steps = [metrics for run in runs for metrics in run[skip:]]
     found = {name: [m[key] for m in steps if m.get(key) is not None] for name, key in COLUMNS.items()}
@@ -124,6 +139,9 @@ def row(runs: Sequence[Sequence[dict[str, Any]]], *, skip: int) -> dict[str, flo
     spread = max(mixed) - min(mixed) if len(runs) > 1 else None
     ordered = [run[-1][HELD_OUT] for run in runs if run[-1].get(HELD_OUT) is not None]
     cells |= {
+        AT_RECIPES: statistics.fmean(map(arithmetic_share, steps))
+        if TraceConfig(allocation=allocation).predicts
+        else 0.0,
         HELD_OUT: statistics.fmean(ordered) if ordered else None,
         "reward held-out": statistics.fmean(run[-1]["held-out"] for run in runs),
         "mixed, spread": spread,
@@ -165,10 +183,16 @@ def ordered(rows: Rows) -> tuple[bool, Numbers]:
     return found[HELD_OUT] > 0.5, found
 
 
+def cheap(rows: Rows) -> tuple[bool, Numbers]:
+    share = rows["trace"][AT_RECIPES] or 0.0
+    return share <= 0.03, {"trace": share}
+
+
 CLAIMS = (
     Claim("mixed prompts of trace at least 2 times flat's", "goal", above_flat, ("trace", "flat")),
     Claim("mixed prompts of trace at least 0.095 above random's", "goal", above_random, ("trace", "random")),
     Claim("Spearman at roots above 0.5, of held-out prompts", "goal", ordered, ("trace",)),
+    Claim("predictor at most 0.03 of a step's arithmetic, 0.6 B beside 8 B", "goal", cheap, ("trace",)),
 )
 
 
@@ -176,7 +200,7 @@ def report(result: Mapping[str, Any]) -> str:
     """The table of all runs so far, and the goals."""
     given, runs = result["arguments"], result["runs"]
     found = {name: [ways[name] for ways in runs.values() if name in ways] for name in given["allocations"]}
-    rows = {name: row(of_seeds, skip=given["skip"]) for name, of_seeds in found.items() if of_seeds}
+    rows = {name: row(of_seeds, skip=given["skip"], allocation=name) for name, of_seeds in found.items() if of_seeds}
     by_seed = {
         seed: {name: row([run], skip=given["skip"]) for name, run in ways.items()} for seed, ways in runs.items()
     }

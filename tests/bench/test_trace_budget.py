@@ -13,7 +13,10 @@ from trace_alloc.config import TraceConfig
 
 
 def step(mixed: float, held_out: float, **more: float | None) -> dict:
-    return {"trace/effective_ratio/prompt": mixed, "held-out": held_out} | more
+    cost = {"generated_tokens": 100.0, "rows": 10.0, "scored": 5.0}
+    counts = {f"trace/cost/{name}": count for name, count in cost.items()}
+    counts |= {"total_length": 20.0, "trace/predictor/examples": 2.0}
+    return counts | {"trace/effective_ratio/prompt": mixed, "held-out": held_out} | more
 
 
 def test_the_first_updates_are_left_out_and_the_evaluation_is_that_of_the_end():
@@ -25,6 +28,13 @@ def test_the_first_updates_are_left_out_and_the_evaluation_is_that_of_the_end():
     assert cells["mixed prompts"] == pytest.approx(0.5) and cells["reward held-out"] == pytest.approx(0.6)
     assert cells["mixed, spread"] == pytest.approx(0.2)
     assert cells["updates"] == 4 and cells[HELD_OUT] is None
+
+
+def test_the_predictors_share_follows_from_counts_and_sizes():
+    share = trace_budget.arithmetic_share(step(0.5, 0.5), ratio=0.1)
+    assert share == pytest.approx(22.0 / (22.0 + 900.0))  # 0.1 * 20 * (5 + 3 * 2) and 100 + 4 * 10 * 20
+    shares = [row([[step(0.5, 0.5)]], skip=0, allocation=name)[trace_budget.AT_RECIPES] for name in ("trace", "flat")]
+    assert shares[0] > shares[1] == 0.0
 
 
 def test_the_table_compares_with_uniform_allocation():
@@ -41,9 +51,10 @@ def test_goals_are_judged_once_all_compared_runs_are_there():
         lines = report({"arguments": given, "runs": {"1": runs}}).splitlines()
         return {line.partition(": ")[2]: line.split(":")[0] for line in lines if "[goal]" in line}
 
-    assert [*states(trace=0.4)] == ["Spearman at roots above 0.5, of held-out prompts [goal]"]
+    alone = ["Spearman at roots above 0.5, of held-out prompts [goal]"]
+    assert [*states(trace=0.4)] == [*alone, "predictor at most 0.03 of a step's arithmetic, 0.6 B beside 8 B [goal]"]
     found = list(states(trace=0.4, flat=0.25, random=0.3).values())
-    assert found == ["NOT HELD (0 of 1 seeds)", "held", "held"]
+    assert found == ["NOT HELD (0 of 1 seeds)", "held", "held", "held"]
 
 
 def test_every_allocation_of_the_flag_is_run():
