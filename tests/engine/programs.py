@@ -4,6 +4,7 @@ A process of its own per program: the platform must be applied first, and an eng
 """
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -89,7 +90,7 @@ async def with_engine(run: Callable[[Any], Awaitable[dict[str, Any]]], folder: s
 
 
 def exact_labels(folder: str, kv: str, turns: str) -> dict[str, Any]:
-    """200 trajectories (50 groups of 4) across 20 weight syncs: wrong labels, wrong log-probs, prefix scores.
+    """200 trajectories or more (50 groups of 4) across 20 weight syncs: wrong labels, wrong log-probs, prefix scores.
 
     `turns` is single, multi, or trees: multi, and about half of the prefixes continued once more.
     """
@@ -108,34 +109,34 @@ async def _exact_labels(folder: str, kv: str, turns: str) -> dict[str, Any]:
     async def run(actor: Any) -> dict[str, Any]:
         blocks: list[bytes] = []
         reports: list[Any] = []
-        limit = asyncio.Semaphore(8)
+        numbers, updated = itertools.count(), asyncio.Event()
 
-        async def group(number: int) -> None:
-            async with limit:
+        async def some_groups() -> None:
+            """At least 50 in all, and on until the last update, so that every one comes while others are generated."""
+            while (number := next(numbers)) < 50 or not updated.is_set():
                 roll_out = grown_tree if turns == "trees" else type(actor).generate_group
                 report, block = await roll_out(actor, lease(number), task(number), Words())
                 assert report.group is not None, report.failure
                 reports.append(report)
                 blocks.append(block)
 
-        groups = asyncio.gather(*(group(number) for number in range(50)))
+        groups = asyncio.gather(*(some_groups() for _ in range(8)))
         while not actor._scorer.calibrated:  # by trajectories of one version, so before the first update
             assert not groups.done(), "no trajectory could be used to measure the engine's noise"
             await asyncio.sleep(0.05)
-        stops, scores, n_during = [], [], 0
+        stops, scores = [], []
         for version in range(1, ranges.N_SETS):
             await asyncio.sleep(0.15)
-            n_during += not groups.done()
             began = time.monotonic()
             await actor.load_weights(version, senders[version].update_infos())
             await actor.serve(version)
             stops.append(time.monotonic() - began)
             scores += await actor.score_prefixes()
+        updated.set()
         await groups
         return _examine(sets, reports, blocks) | {
             "stop_ms": 1e3 * sorted(stops)[len(stops) // 2],
             "updates": len(stops),
-            "updates_during": n_during,
             "scores": len(scores),
             "scores_finite": all(0 <= score < 1e3 for score in scores),
             "noise_floor": actor._scorer.floor,

@@ -179,6 +179,44 @@ def test_the_flags_reach_the_actor(actor):
     assert actor.trainer.training_step() == pytest.approx(0.05) and rates(actor.actor_optim) == [0.1]
 
 
+class FakeDeepSpeed:
+    """The batch sizes of a DeepSpeed engine on eight ranks, which accept multiples of micro-batches on all of them."""
+
+    def __init__(self, micro: int, batch: int) -> None:
+        self.micro, self.batch = micro, batch
+
+    def train_batch_size(self) -> int:
+        return self.batch
+
+    def set_train_batch_size(self, batch: int) -> None:
+        assert batch > 0 and batch % (8 * self.micro) == 0
+        self.batch = batch
+
+    def gradient_accumulation_steps(self) -> int:
+        return self.batch // (8 * self.micro)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("ranks_per_row", [1, 2])
+def test_any_number_of_rows_is_trained_in_as_many_steps(dynamic, ranks_per_row):
+    """Upstream makes the engine of dynamic batches with one micro-batch of one row per rank, whatever the batch is."""
+    engine = FakeDeepSpeed(1, 8) if dynamic else FakeDeepSpeed(2, 512 * ranks_per_row)
+    args = SimpleNamespace(
+        train=SimpleNamespace(batch_size=512, dynamic_batch_enable=dynamic),
+        rollout=SimpleNamespace(batch_size=64, n_samples_per_prompt=16),
+    )
+    before = 1 if dynamic else engine.gradient_accumulation_steps()
+    actor = SimpleNamespace(
+        strategy=SimpleNamespace(args=args, accumulated_gradient=before),
+        trainer=SimpleNamespace(actor=SimpleNamespace(model=engine)),
+    )
+    for n_rows in (640, 1280, 320):
+        policy_side.set_batch_rows(actor, n_rows, 2)
+        assert args.rollout.batch_size * args.rollout.n_samples_per_prompt // args.train.batch_size == 2
+        steps = 1 if dynamic else n_rows // 2 * ranks_per_row // (8 * 2)
+        assert actor.strategy.accumulated_gradient == engine.gradient_accumulation_steps() == steps
+
+
 def test_weights_are_staged_sent_and_removed(actor):
     policy_side.prepare(actor, PaceConfig())
     assert len(policy_side.connect_weights(actor, n_engines=2, engine_size=1)) == 2

@@ -104,11 +104,16 @@ def set_step_scale(actor: Any, factor: float) -> None:
 
 
 def set_batch_rows(actor: Any, n_rows: int, n_updates: int) -> None:
-    """The next batch has `n_rows` rollouts for `n_updates` optimizer steps; upstream fixes both at its start."""
+    """The next batch has `n_rows` rollouts for `n_updates` optimizer steps; upstream fixes both at its start.
+
+    With dynamic batches the engine takes whatever comes, and upstream itself says which micro-batch ends a step.
+    """
     args, engine = actor.strategy.args, actor.trainer.actor.model
-    per_row = engine.train_batch_size() // args.train.batch_size  # ranks that share a row (ring or tensor parallel)
-    args.train.batch_size = n_rows // n_updates
+    before, args.train.batch_size = args.train.batch_size, n_rows // n_updates
     args.rollout.batch_size, args.rollout.n_samples_per_prompt = n_rows, 1
+    if args.train.dynamic_batch_enable:
+        return
+    per_row = engine.train_batch_size() // before  # ranks that share a row (ring or tensor parallel)
     engine.set_train_batch_size(args.train.batch_size * per_row)
     actor.strategy.accumulated_gradient = engine.gradient_accumulation_steps()
 

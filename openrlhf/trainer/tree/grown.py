@@ -36,13 +36,18 @@ class GrownTree:
         by_leaf = {row.leaf: row for row in _credit(self.tree, config).rows}
         return [by_leaf[leaf] for leaf in self.leaves]
 
-    def examples(self, config: TraceConfig, decode: Callable[[list[int]], str]) -> tuple[list[Example], list[Example]]:
-        """What the predictor can learn: the prompt (or nothing, with one leaf), and prefixes."""
+    def examples(
+        self, config: TraceConfig, decode: Callable[[list[int]], str], *, prompt: str
+    ) -> tuple[list[Example], list[Example]]:
+        """What the predictor can learn: the prompt (or nothing, with one leaf), and prefixes.
+
+        `prompt` is the data set's, by which prompts are scored: an agent may put more before its first turn.
+        """
         root, prefixes = predictor_examples(self.tree, root_target=RootTarget(config.root_target))
 
         def example(found: PredictorExample) -> Example:
             turn = len(self.ends.intersection(self.tree.path(found.node)))
-            text = serialise(decode(self.tree.tokens(found.node)), turn=turn)
+            text = serialise(prompt if found.node == ROOT else decode(self.tree.tokens(found.node)), turn=turn)
             return Example(anchor=Anchor(key=self.key, turn=turn, text=text), target=found.target)
 
         return [example(root)] if root else [], [example(found) for found in prefixes]

@@ -72,7 +72,9 @@ class TreeTrainingActor(TrainingActor):
 
     def _examples(self, *, seed: int) -> list[Example]:
         """All prompts of the batch, and the share of prefixes beside them."""
-        found = [tree.examples(self.trace, self._decoded) for tree in self._trees]
+        found = [
+            tree.examples(self.trace, self._decoded, prompt=self.tasks[int(tree.key)].prompt) for tree in self._trees
+        ]
         roots = [example for root, _ in found for example in root]
         prefixes = [example for _, below in found for example in below]
         share = self.trace.prefix_share

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from openrlhf.trainer.tree.grown import grown
 from trace_alloc.config import TraceConfig
+from trace_alloc.serialisation import serialise
 
 Response = dict[str, Any]
 PROMPT = [1, 2, 3]
@@ -133,7 +134,9 @@ def test_prefixes_are_found_and_turns_count_whole_answers(responses):
         lengths = [end - start for start, end in parent["action_ranges"]]
         whole = sum(sum(lengths[: i + 1]) <= n for i in range(len(lengths)))
         assert len(found.ends.intersection(found.tree.path(node))) == whole
-    root, below = found.examples(TraceConfig(), lambda tokens: " ".join(map(str, tokens)))
+    root, below = found.examples(TraceConfig(), lambda tokens: " ".join(map(str, tokens)), prompt="as in the data set")
+    # A prompt is learnt by the text that it is scored by, whatever the agent puts before its first turn.
+    assert all(example.anchor.text == serialise("as in the data set", turn=0) for example in root)
     assert len(root) == (len(responses) > 1)
     rewards = [one["reward"] for one in responses]
     assert all(example.target == pytest.approx(sum(rewards) / len(rewards)) for example in root)
@@ -150,7 +153,7 @@ def test_turns_of_examples_leave_out_unfinished_answers():
     first, second = (end - start for start, end in one["action_ranges"])
     places = [1, first, first + 1]
     found = grown("g", [one, *[response(rng, one, parent=0, n_given=n) for n in places]], key="7")
-    _, below = found.examples(TraceConfig(), lambda tokens: "x")
+    _, below = found.examples(TraceConfig(), lambda tokens: "x", prompt="")
     turns = {found.prefix_at(0, n): turn for n, turn in zip(places, [0, 1, 1], strict=True)}
     nodes = sorted(turns)
     assert [example.anchor.turn for example in below] == [turns[node] for node in nodes]
