@@ -40,6 +40,7 @@ BENCHMARKS = {
     "pool": Benchmark(("--rounds", "1000")),
     "weight_sync": Benchmark(),
     "engine_start": Benchmark(("--rounds", "1")),
+    "episodes": Benchmark(page="agents.md"),
     "claims_simulated": Benchmark(page="evidence.md"),
     "step_time": Benchmark(tuple(STEP_TIME.split())),
     "claims_learnt": Benchmark(page="evidence.md", hours=True),

@@ -28,4 +28,7 @@ def cause(error: BaseException) -> str:
     inner = getattr(error, "cause", None) or error.__cause__
     if isinstance(inner, BaseException):
         return cause(inner)
-    return str(error.args[0]) if error.args else type(error).__name__
+    if error.args and (said := str(error.args[0]).strip()):
+        return said
+    # Ray's word on a dead actor has no arguments, and a line for each of class, id, pid, address and reason.
+    return " ".join(str(error).split()) or type(error).__name__

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from openrlhf._upstream.trainer import ppo_trainer_async as upstream
-from openrlhf.launch import reading
+from openrlhf.launch import reading, watchdog
 from openrlhf.trainer.fully_async import training_actor
 from openrlhf.trainer.fully_async.pool_trainer import PoolTrainer, RolloutSide
 from openrlhf.trainer.tree import training_actor as tree_training
@@ -32,7 +32,9 @@ def pool_trainer(pretrain: str, strategy: Any, *groups_and_engines: Any, **gener
     else:
         trainer = TrainingActor.remote(pretrain, strategy, *groups, **more)
         rollout_side = RolloutSide(engines=engines)
-    return PoolTrainer.remote(args, config, trainer=trainer, rollout_side=rollout_side)
+    head = PoolTrainer.remote(args, config, trainer=trainer, rollout_side=rollout_side)
+    watchdog.announce("models and engines are started", head.started.remote())
+    return head
 
 
 class PPOTrainerAsync:

@@ -26,9 +26,9 @@ TEMPLATES = {"chatml": CHATML, "no tools": NO_TOOLS, "strict": STRICT + NO_TOOLS
 
 
 def tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
-    """Single characters, and `ab`: a pair that merges whenever both are encoded together."""
-    characters = [chr(code) for code in range(32, 127)] + ["\n", "ab"]
-    bpe = models.BPE(vocab={c: i for i, c in enumerate(characters)}, merges=[("a", "b")])
+    """Single characters, and pairs that merge whenever both are encoded together: `ab`, and a line's end and `a`."""
+    characters = [chr(code) for code in range(32, 127)] + ["\n", "ab", "\na"]
+    bpe = models.BPE(vocab={c: i for i, c in enumerate(characters)}, merges=[("a", "b"), ("\n", "a")])
     fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(bpe))
     fast.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
     fast.chat_template = template
@@ -112,6 +112,16 @@ def test_the_sequence_is_what_the_engine_saw_and_said() -> None:
     assert [p != 0 for p in response["rollout_log_probs"]] == [
         any(start <= i < end for start, end in response["action_ranges"]) for i in range(len(tokens))
     ]
+
+
+def test_nothing_merges_across_the_boundary_of_a_turn() -> None:
+    """The prompt and the tool's text end with a new line, both turns begin with `a`: encoded together they merge."""
+    response, engine = play(f"a{CALL}<|im_end|>", "a4<|im_end|>")
+    tokens, starts = response["observation_tokens"], [start for start, _ in response["action_ranges"]]
+    newline, a, merged = engine.tokenizer.convert_tokens_to_ids(["\n", "a", "\na"])
+    assert [tokens[start - 1 : start + 1] for start in starts] == [[newline, a]] * 2
+    assert engine.asked == [tokens[:start] for start in starts]
+    assert engine.tokenizer(engine.text(response))["input_ids"].count(merged) >= 2
 
 
 def test_a_turn_that_was_cut_off_is_closed() -> None:

@@ -7,15 +7,13 @@ In: the actors that the flags ask for. Out: what upstream's command line calls. 
 
 import logging
 import os
-from contextlib import ExitStack
+import threading
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 
-from openrlhf.trainer.fully_async.heartbeat import during
 from openrlhf.trainer.fully_async.rollout_manager import KeepBetween, RolloutManagerActor
 from pace.actor import TrajectoryPoolActor
 from pace.config import PaceConfig
@@ -34,14 +32,13 @@ class RolloutSide:
     takes_reference: bool = False
 
 
-@ray.remote
+@ray.remote(max_concurrency=3)
 class PoolTrainer:
     """Upstream's `PPOTrainerAsync` as its callers see it, over the pool. `trainer` is the training actor."""
 
     def __init__(self, args: Any, config: PaceConfig, *, trainer: Any, rollout_side: RolloutSide) -> None:
         self._trainer = trainer
-        self._starting = ExitStack()
-        self._starting.enter_context(during("models and engines are started", say=partial(print, flush=True)))
+        self._started = threading.Event()
         self._manager = RolloutManagerActor.remote()
         material = ray.get(trainer.material.remote())
         self._max_steps = material["max_steps"]
@@ -69,10 +66,14 @@ class PoolTrainer:
         """Updates to expect, for learning rate schedules; rejections make them fewer."""
         return self._max_steps
 
+    def started(self) -> None:
+        """Returns once models and engines are up and connected."""
+        self._started.wait()
+
     def fit(self) -> None:
         """Trains to the end of the data. Raises what ended the training earlier."""
         step = ray.get(self._trainer.prepare.remote(self._pool))
-        self._starting.close()
+        self._started.set()
         training = self._trainer.fit.remote(step)
         rollouts = self._roll_out()
         while True:
