@@ -1,8 +1,8 @@
 """What the driver's own threads see to while its main thread waits in Ray: dead engines, and lines while a run starts.
 
-Upstream's weight sync waits in a collective for an engine that will never come. Invariant: at most two PERIODs after a
-watched actor's death is known to Ray, the driver's main thread is interrupted and `failure()` holds the cause. An engine
-that is busy or still starting is never taken for dead: only an exception counts.
+Upstream's weight sync waits in a collective for an engine that will never come. Invariant: at most two PERIODs after
+a watched actor's death is known to Ray, the driver's main thread is interrupted and `failure()` holds the cause. An
+engine that is busy or still starting is never taken for dead: only an exception counts.
 """
 
 import logging
