@@ -5,7 +5,7 @@ ROOT=$(cd "$SCRIPTS/../.." && pwd)
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 RUN_DIR=${RUN_DIR:-$ROOT/runs/$(basename "$0" .sh)-$(date +%Y%m%d-%H%M%S)}
 if [ -z "${MODEL:-}" ] || [ -z "${DATA:-}" ]; then
-    TINY=$(cd "$ROOT" && python -c 'from examples.tiny.build import build; print(build().model.parent)')
+    TINY=$(cd "$ROOT" && python -c 'from examples.tiny.build import build; print(build().model.parent)' | tail -n 1)
     MODEL=${MODEL:-$TINY/model}
     DATA=${DATA:-$TINY}
 fi

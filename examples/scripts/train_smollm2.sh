@@ -3,7 +3,7 @@
 # shows that nothing depends on the small model. MODEL may be set to another one, DATA to another folder with train.jsonl.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-MODEL=${MODEL:-$(cd "$ROOT" && python -c 'from examples.tiny.smollm2 import build; print(build())')}
+MODEL=${MODEL:-$(cd "$ROOT" && python -c 'from examples.tiny.smollm2 import build; print(build())' | tail -n 1)}
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 MODEL_ARGS=(
