@@ -12,7 +12,7 @@ if [ "$1" = -c ]; then echo "[WARNING] a library's own line"; echo "$BUILT"; els
 """
 
 
-@pytest.mark.parametrize("script", ["quickstart_cpu.sh", "train_trace_tree.sh", "train_sft.sh", "train_smollm2.sh"])
+@pytest.mark.parametrize("script", ["quickstart_cpu.sh", "train_trace_tree.sh", "train_smollm2.sh"])
 def test_the_model_is_what_the_builder_prints_last(script, tmp_path, monkeypatch):
     python, calls, built = tmp_path / "python", tmp_path / "calls", tmp_path / "built"
     python.write_text(FAKE_PYTHON)
