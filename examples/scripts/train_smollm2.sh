@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Real weights on a CPU: SmolLM2-135M learns reasoning-gym's sums with PACE, 12 updates, and a report at the end. Slow: it
-# shows that nothing depends on the small model. MODEL may be set to another one, DATA to another folder with train.jsonl.
+# Real weights on a CPU: SmolLM2-135M learns reasoning-gym's sums with PACE, at least 10 updates, and a report at the end. Slow:
+# it shows that nothing depends on the small model. MODEL may be set to another one, DATA to another folder with train.jsonl.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 MODEL=${MODEL:-$(cd "$ROOT" && python -c 'from examples.tiny.smollm2 import build; print(build())' | tail -n 1)}
@@ -20,7 +20,7 @@ ROLLOUT_ARGS=(
     --data.label_key label
     --data.apply_chat_template
     --data.max_len 128
-    --data.max_samples "${MAX_SAMPLES:-48}"
+    --data.max_samples "${MAX_SAMPLES:-60}"
     --rollout.batch_size 4
     --rollout.n_samples_per_prompt 8
     --rollout.micro_batch_size 8
