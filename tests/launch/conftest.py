@@ -32,23 +32,29 @@ def changed(args: SimpleNamespace, changes: dict[str, Any]) -> SimpleNamespace:
 
 
 @pytest.fixture(scope="session")
-def parsed(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A small asynchronous-free run, parsed once: the parser comes with all of upstream's imports."""
-    from openrlhf.launch import flags
-
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The flags of a small run that is synchronous and good, as typed; the folder's files are what they name."""
     folder = tmp_path_factory.mktemp("run")
     save_model(folder / "model")
     write_rows(folder / "prompts.jsonl")
     (folder / "reward.py").write_text(REWARD_FILE)
-    argv = (
+    words = (
         f"--actor.model_name_or_path {folder / 'model'} --reward.remote_url {folder / 'reward.py'} "
         f"--data.prompt_dataset {folder / 'prompts.jsonl'} --data.input_key prompt --data.label_key label "
         f"--ckpt.path {folder / 'checkpoints'} --ckpt.output_dir {folder / 'output'} "
         "--algo.advantage.estimator group_norm --rollout.n_samples_per_prompt 4 --rollout.batch_size 4 "
         "--rollout.micro_batch_size 2 --train.batch_size 8 --train.micro_batch_size 2 --data.max_len 128 "
         "--rollout.max_new_tokens 16 --vllm.num_engines 1 --actor.num_gpus_per_node 1 --ref.num_gpus_per_node 1"
-    )
-    return flags.parse(argv.split())
+    ).split()
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+@pytest.fixture(scope="session")
+def parsed(given: dict[str, str]) -> SimpleNamespace:
+    """That run, parsed once: the parser comes with all of upstream's imports."""
+    from openrlhf.launch import flags
+
+    return flags.parse([word for pair in given.items() for word in pair])
 
 
 @pytest.fixture
