@@ -20,7 +20,7 @@ from ray._private import ray_constants
 import openrlhf
 from openrlhf import platforms
 from openrlhf.launch import ray_probe, watchdog
-from openrlhf.launch.problem import LaunchError, Problem
+from openrlhf.launch.problem import LaunchError, Problem, cause
 from openrlhf.launch.resources import Plan
 
 # As upstream passes them to its workers, with the same defaults; a user's own value wins.
@@ -86,15 +86,16 @@ def _import_path() -> list[str]:
 
 
 def _joined(runtime_env: dict[str, Any]) -> bool:
-    if fault := ray_probe.foreign(os.environ.get("RAY_ADDRESS", "")):
-        raise LaunchError(Problem("RAY_ADDRESS", fault, "give a running cluster's HOST:PORT, `local`, or unset it"))
-    try:
-        ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), runtime_env=runtime_env)
-    except ConnectionError:
-        if "RAY_ADDRESS" in os.environ:
-            raise
-        return False
-    return True
+    fault = ray_probe.foreign(os.environ.get("RAY_ADDRESS", ""))
+    if fault is None:
+        try:
+            ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), runtime_env=runtime_env)
+            return True
+        except (ConnectionError, ValueError) as error:  # nobody there, or no address at all
+            if "RAY_ADDRESS" not in os.environ:
+                return False
+            fault = f"no cluster can be joined there ({cause(error)})"
+    raise LaunchError(Problem("RAY_ADDRESS", fault, "give a running cluster's HOST:PORT, `local`, or unset it"))
 
 
 def _own_cluster(plan: Plan, temporary: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What a user gets wrong, through the whole of `train_ppo_ray`: it ends at once, says which flag and what to do.
 
-Every mistake is made alone, in a run that is good otherwise, and nothing else is named. What goes wrong later
-is tested where it is checked: a reward function's answers in tests/trainer/test_reward_check.py.
+Every mistake is made alone, in a run that is good otherwise, and nothing else is named. What goes wrong later is
+tested where it is checked: a reward function's answers in tests/trainer/test_reward_check.py.
 """
 
 import json
@@ -57,6 +57,7 @@ BAD: list[tuple[Changes, str] | tuple[Changes, str, str]] = [
     ({"RAY_ADDRESS": "{cluster}"}, "asks for 3 GPUs and 3 CPUs (vllm 1, actor 1, ref 1)", "Ray"),
     ({"RAY_ADDRESS": "127.0.0.1:{taken}"}, "another program than Ray listens"),
     ({"RAY_ADDRESS": "127.0.0.1:1"}, "doesn't answer"),
+    ({"RAY_ADDRESS": "somewhere"}, "Invalid address format"),
     ({"--train.batch_size": "7"}, "no multiple of --train.micro_batch_size"),
     ({"--train.batch_size": "64"}, "more than a step's rollouts"),
     ({"--rollout.n_samples_per_prompt": "1", "--train.batch_size": "4"}, "every advantage is 0"),
