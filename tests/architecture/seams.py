@@ -67,6 +67,18 @@ SEAMS = [
     ),
     Seam("openrlhf/cli/train_ppo_ray.py", "openrlhf.cli.train_ppo_ray", "train", ("args",)),
     Seam("openrlhf/launch/flags.py", "openrlhf.utils.config", "hierarchize", ("args",)),
+    Seam(
+        "openrlhf/launch/prompt_data.py",
+        "openrlhf.datasets.utils",
+        "blending_datasets",
+        ("datasets", "probabilities", "strategy", "seed", "max_count", "stopping_strategy", "dataset_split"),
+    ),
+    Seam(
+        "openrlhf/launch/prompt_data.py",
+        "openrlhf.datasets.prompts_dataset",
+        "preprocess_data",
+        ("data", "input_template", "input_key", "label_key", "apply_chat_template"),
+    ),
     Seam("openrlhf/launch/cluster.py", "ray._private.ray_constants", "ENABLE_RAY_CLUSTER"),
     Seam("openrlhf/trainer/ray/vllm_engine.py", "openrlhf.trainer.ray.vllm_engine", "batch_vllm_engine_call"),
     Seam("openrlhf/trainer/ray/vllm_engine.py", "openrlhf.trainer.ray.vllm_engine", "create_vllm_engines"),
@@ -112,6 +124,11 @@ SEAMS = [
 def _seams(relied_on_by: str, module: str, names: dict[str, tuple[str, ...] | None]) -> list[Seam]:
     """Names of one module with their first parameters; None where only the name counts."""
     return [Seam(f"openrlhf/trainer/{relied_on_by}.py", module, name, wanted) for name, wanted in names.items()]
+
+
+def _sets(relied_on_by: str, module: str, classes: dict[str, tuple[str, ...]]) -> list[Seam]:
+    """Classes of one module with attributes that they set on themselves."""
+    return [Seam(f"openrlhf/trainer/{relied_on_by}.py", module, name, sets=sets) for name, sets in classes.items()]
 
 
 TRAINER, GROUPS = "openrlhf.trainer.ppo_trainer", ("actor", "critic", "reward", "initial")
@@ -226,21 +243,15 @@ SEAMS += [
         "openrlhf.trainer.ray.ppo_actor",
         {"ActorPPOTrainer.training_step": None, "PolicyModelActor.get_checkpoint_states": ("self",)},
     ),
-    Seam(
-        "openrlhf/trainer/ray/policy_side.py",
+    *_sets(
+        "ray/policy_side",
         "openrlhf.trainer.ray.ppo_actor",
-        "ActorPPOTrainer",
-        sets=("actor", "actor_optim", "actor_loss_fn"),
+        {"ActorPPOTrainer": ("actor", "actor_optim", "actor_loss_fn"), "PolicyModelActor": ("trainer",)},
     ),
-    Seam(
-        "openrlhf/trainer/ray/policy_side.py", "openrlhf.trainer.ray.ppo_actor", "PolicyModelActor", sets=("trainer",)
-    ),
-    Seam("openrlhf/trainer/ray/policy_side.py", "openrlhf.trainer.ray.launcher", "BaseModelActor", sets=("strategy",)),
-    Seam(
-        "openrlhf/trainer/ray/policy_side.py",
+    *_sets(
+        "ray/policy_side",
         "openrlhf.trainer.ray.launcher",
-        "RayActorGroup",
-        sets=("_actor_handlers",),
+        {"BaseModelActor": ("strategy",), "RayActorGroup": ("_actor_handlers",)},
     ),
     *_seams("ray/policy_side", "ray.actor", {"__ray_call__": ("self", "fn", "args", "kwargs")}),
     *_seams(
@@ -284,12 +295,7 @@ SEAMS += [
             )
         },
     ),
-    Seam(
-        "openrlhf/trainer/ray/versioned_rollout.py",
-        "openrlhf.trainer.ray.vllm_engine",
-        "RolloutRayActor",
-        sets=("_mm_pad_token_ids",),
-    ),
+    *_sets("ray/versioned_rollout", "openrlhf.trainer.ray.vllm_engine", {"RolloutRayActor": ("_mm_pad_token_ids",)}),
     *_seams(
         "ray/versioned_rollout", "openrlhf.utils.vlm_utils", {"dedup_media_tokens": ("token_ids", "pad_token_ids")}
     ),
@@ -310,23 +316,17 @@ SEAMS += [
             "AsyncLLM.dead_error": ("self",),
         },
     ),
-    Seam("openrlhf/trainer/ray/versioned_rollout.py", ASYNC_LLM, "AsyncLLM", sets=("output_processor",)),
-    Seam(
-        "openrlhf/trainer/ray/versioned_rollout.py",
+    *_sets("ray/versioned_rollout", ASYNC_LLM, {"AsyncLLM": ("output_processor",)}),
+    *_sets(
+        "ray/versioned_rollout",
         OUTPUTS,
-        "OutputProcessor",
-        sets=("request_states", "external_req_ids"),
-    ),
-    Seam(
-        "openrlhf/trainer/ray/versioned_rollout.py",
-        OUTPUTS,
-        "RequestState",
-        sets=("detokenizer", "logprobs_processor"),
+        {
+            "OutputProcessor": ("request_states", "external_req_ids"),
+            "RequestState": ("detokenizer", "logprobs_processor"),
+        },
     ),
     *_seams(
-        "ray/versioned_rollout",
-        "vllm.v1.engine.detokenizer",
-        {"IncrementalDetokenizer.output_token_ids": ("self",)},
+        "ray/versioned_rollout", "vllm.v1.engine.detokenizer", {"IncrementalDetokenizer.output_token_ids": ("self",)}
     ),
     *_seams("ray/versioned_rollout", "vllm.v1.engine.logprobs", {"LogprobsProcessor.logprobs": None}),
     *_seams("ray/versioned_rollout", "vllm.config.weight_transfer", {"WeightTransferConfig.backend": None}),
@@ -367,6 +367,35 @@ SEAMS += [
             "RequestOutput.__init__": ("self", "request_id", "prompt", "prompt_token_ids", "prompt_logprobs"),
         },
     ),
+    *_seams(
+        "tree/branching",
+        "openrlhf.utils.agent",
+        {
+            "MultiTurnAgentExecutor.__init__": ("self", "agent_instance_cls"),
+            "AgentInstanceBase.reset": ("self", "states"),
+            "AgentInstanceBase.step": ("self", "state_dict"),
+        },
+    ),
+    *_sets("tree/branching", "openrlhf.utils.agent", {"MultiTurnAgentExecutor": ("agent_instance_cls",)}),
+    *_seams(
+        "tree/lm_predictor",
+        "openrlhf.models.model",
+        {"get_llm_for_sequence_regression": ("model_name_or_path", "model_type", "param_dtype")},
+    ),
+    *_seams("ray/versioned_rollout", "vllm", {"SamplingParams": None}),
+    *_seams("ray/versioned_rollout", "vllm.inputs", {"TokensPrompt": None}),
+    *_seams("ray/weight_transfer", WEIGHTS, {"WeightTransferEngineFactory": None}),
+    *_seams(
+        "ray/weight_transfer", f"{WEIGHTS}.base", {"WeightTransferInitInfo": None, "WeightTransferUpdateInfo": None}
+    ),
+    *_seams(
+        "ray/weight_sender",
+        f"{WEIGHTS}.nccl_engine",
+        {"NCCLTrainerInitInfo": None, "NCCLWeightTransferInitInfo": None},
+    ),
+    *_seams("ray/weight_source", "deepspeed", {"zero": None, "module_inject": None}),
+    *_seams("ray/weight_source", "deepspeed.runtime.zero.partition_parameters", {"GatheredParameters": None}),
+    *_seams("ray/weight_source", "deepspeed.module_inject.layers", {"GatherReplacedLayerParams": None}),
     *_seams("ray/vllm_engine", "ray.actor", {"ActorClass.options": None}),
     Seam("pace/actor.py", "ray.runtime_context", "RuntimeContext.was_current_actor_reconstructed", ("self",)),
 ]

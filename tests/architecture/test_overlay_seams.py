@@ -110,6 +110,45 @@ def test_what_we_rely_on_is_there(seam: Seam) -> None:
     assert not missing, f"{seam.relied_on_by} relies on {seam.name} setting {missing}"
 
 
+def taken_from(source: Path) -> Iterator[tuple[str, str]]:
+    """Module and name of what a file of ours imports from upstream, vLLM and DeepSpeed, or reads of their modules."""
+    modules: dict[str, str] = {}  # what the file calls them
+    for node in ast.walk(tree(source)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name: alias.name for alias in node.names if _is_theirs(alias.name)}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                if _is_theirs(whole):
+                    modules[alias.asname or alias.name] = whole
+                elif _is_theirs(node.module):
+                    yield node.module, alias.name
+    for node in ast.walk(tree(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in modules:
+            yield modules[ast.unparse(node.value)], node.attr
+
+
+def _is_theirs(module: str) -> bool:
+    """Whether a module is upstream's, vLLM's or DeepSpeed's. Where ours hides upstream's, the plain name is ours."""
+    package, *parts = module.split(".")
+    if package not in ("openrlhf", "vllm", "deepspeed") or not module_file(module).is_file():
+        return False
+    ours = OURS.joinpath(*parts)
+    return package != "openrlhf" or not (ours.with_suffix(".py").is_file() or (ours / "__init__.py").is_file())
+
+
+def test_everything_that_is_taken_from_them_has_a_seam(code_files: list[Path]) -> None:
+    plain = [(seam.module.replace("openrlhf._upstream.", "openrlhf."), seam.name.split(".")[0]) for seam in SEAMS]
+    taken = {
+        (module.replace("openrlhf._upstream.", "openrlhf."), name, f"{file}")
+        for file in code_files
+        for module, name in taken_from(ROOT / file)
+    }
+    assert len(taken) > len(SHADOWS)
+    missing = sorted(f"{file}: {name} of {module}" for module, name, file in taken if (module, name) not in plain)
+    assert not missing, "no seam in tests/architecture/seams.py for\n" + "\n".join(missing)
+
+
 def test_the_shadow_list_is_exact(repo_files: list[Path]) -> None:
     inside = [name.relative_to("openrlhf") for name in repo_files if name.parts[0] == "openrlhf"]
     assert {name.as_posix() for name in inside if (UPSTREAM / name).exists()} == SHADOWS
