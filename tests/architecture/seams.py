@@ -21,6 +21,7 @@ class Seam:
 
 ENGINE_ARGS = "vllm.engine.arg_utils"
 WEIGHTS = "vllm.distributed.weight_transfer"
+ENGINE = "openrlhf/trainer/ray/rollout_actor.py"
 WRAP = "openrlhf/trainer/ray/vllm_worker_wrap.py"
 SENDER = "openrlhf/trainer/ray/weight_sender.py"
 SEAMS = [
@@ -83,30 +84,20 @@ SEAMS = [
     Seam("openrlhf/trainer/ray/vllm_engine.py", "openrlhf.trainer.ray.vllm_engine", "batch_vllm_engine_call"),
     Seam("openrlhf/trainer/ray/vllm_engine.py", "openrlhf.trainer.ray.vllm_engine", "create_vllm_engines"),
     Seam(
-        "openrlhf/trainer/ray/rollout_actor.py",
+        ENGINE,
         "openrlhf.trainer.ray.vllm_engine",
         "RolloutRayActor.__init__",
         ("self", "args", "bundle_indices", "agent_func_path", "remote_rm_url", "mm_pad_token_ids", "kwargs"),
     ),
+    Seam(ENGINE, "openrlhf.trainer.ray.vllm_engine", "RolloutRayActor", sets=("executor", "llm")),
     Seam(
-        "openrlhf/trainer/ray/rollout_actor.py",
-        "openrlhf.trainer.ray.vllm_engine",
-        "RolloutRayActor",
-        sets=("executor", "llm"),
-    ),
-    Seam(
-        "openrlhf/trainer/ray/rollout_actor.py",
+        ENGINE,
         "openrlhf.trainer.ray.vllm_engine",
         "RolloutRayActor.generate_responses",
         ("self", "prompt", "label", "sampling_params", "max_length", "hf_tokenizer", "num_samples", "images"),
     ),
-    Seam(
-        "openrlhf/trainer/ray/rollout_actor.py",
-        "openrlhf.utils.agent",
-        "SingleTurnAgentExecutor",
-        sets=("reward_func",),
-    ),
-    Seam("openrlhf/trainer/ray/rollout_actor.py", "vllm.v1.engine.async_llm", "AsyncLLM.check_health", ("self",)),
+    Seam(ENGINE, "openrlhf.utils.agent", "SingleTurnAgentExecutor", sets=("reward_func",)),
+    Seam(ENGINE, "vllm.v1.engine.async_llm", "AsyncLLM.check_health", ("self",)),
     # What tests/trainer/test_weight_transfer.py does not run: NCCL, and the worker around the engine.
     Seam(WRAP, f"{WEIGHTS}.base", "WeightTransferEngine.reset_weight_update_target", ("self",)),
     Seam(WRAP, "vllm.v1.worker.gpu_worker", "Worker", sets=("weight_transfer_engine", "_weight_update_active")),
