@@ -133,8 +133,10 @@ def _is_theirs(module: str) -> bool:
     package, *parts = module.split(".")
     if package not in ("openrlhf", "vllm", "deepspeed") or not module_file(module).is_file():
         return False
-    ours = OURS.joinpath(*parts)
-    return package != "openrlhf" or not (ours.with_suffix(".py").is_file() or (ours / "__init__.py").is_file())
+    hidden = OURS.joinpath(*parts)
+    return (
+        package != "openrlhf" or "_upstream" in parts or not (hidden.is_dir() or hidden.with_suffix(".py").is_file())
+    )
 
 
 def test_everything_that_is_taken_from_them_has_a_seam(code_files: list[Path]) -> None:
